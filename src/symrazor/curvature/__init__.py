@@ -5,8 +5,11 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
+from symrazor.curvature.kernel import KernelStructure
 from symrazor.curvature.structures import GradientStructure, Structure, register_structure
 from symrazor.curvature.weight_sharing import Sharing, sharing
+
+register_structure("kernel", KernelStructure())
 
 __all__ = [
     "Curvature",

@@ -7,6 +7,7 @@ in `estimate.py`.
 """
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +20,16 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.devices import iter_in_threads, iter_sequentially
-from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_
+from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_, world
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg.factor import ROWS_PER_FEATURE, Factor, Symmetric
+from symrazor.linalg.jacobian_rows import BatchRows, DenseRows, JacobianRows, Rows, SharedRows
 
 Key = tuple[str, str]
-"""Name of a tensor, and the kind of sum: "A", "G", "count", "H" or "h"."""
-Statistics = dict[Key, Tensor | Factor]
+"""Name of a tensor, and the kind of sum: "A", "G", "count", "H", "h", or "J" for rows."""
+Statistic = Tensor | Factor | JacobianRows
+Statistics = dict[Key, Statistic]
 
 
 @dataclass
@@ -77,7 +80,7 @@ class Total:
             map_factors(self.value.sums, methodcaller("prepared_for", n_batches))
 
 
-def add(sums: Statistics, key: Key, value: Tensor | Factor) -> None:
+def add(sums: Statistics, key: Key, value: Statistic) -> None:
     """Add a value to the sum of a key, or start the sum."""
     sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
 
@@ -102,7 +105,7 @@ def absorb(left: Statistics, right: Statistics) -> Statistics:
     for (left_id, _), keys in pairs.items():
         a, b = left[keys[0]], right[keys[0]]
         if isinstance(a, Factor) and isinstance(b, Factor) and users[left_id] == len(keys):
-            result: Tensor | Factor = a.absorb(b)
+            result: Statistic = a.absorb(b)
         else:  # another key still needs the left value unchanged
             result = a + b  # type: ignore[operator]
         total |= dict.fromkeys(keys, result)
@@ -195,8 +198,11 @@ class ProcessScheduler(Scheduler):
         for keys, entries in _entries_by_keys(announced).items():
             value = None if local is None else local.sums.get(keys[0])
             known = next(entry for entry in entries if entry is not None)
-            total: Tensor | Factor
-            if "rows" in known:
+            total: Statistic
+            if "batches" in known:
+                assert value is None or isinstance(value, JacobianRows)
+                total = _gather_rows(value, known, entries, self.device)
+            elif "rows" in known:
                 assert value is None or isinstance(value, Factor)
                 total = _gather_factor(value, known, entries, self.device)
                 to_reduce += [] if total.total is None else total.total.panels
@@ -250,6 +256,12 @@ def _entries(sums: Statistics) -> list[Entry]:
                 "rows": value.size if value.is_rows else None,
                 "dtype": str(value.dtype).removeprefix("torch."),
             }
+        elif isinstance(value, JacobianRows):
+            by_object[id(value)] = {
+                "keys": [list(key)],
+                "batches": [_describe_rows(batch) for batch in value.batches],
+                "dtype": str(value.tensors[0].dtype).removeprefix("torch."),
+            }
         else:
             by_object[id(value)] = {"keys": [list(key)], "shape": list(value.shape)}
     return list(by_object.values())
@@ -265,6 +277,49 @@ def _entries_by_keys(
     ]
     all_keys = list(dict.fromkeys(keys for entries in by_process for keys in entries))
     return {keys: [entries.get(keys) for entries in by_process] for keys in all_keys}
+
+
+def _describe_rows(batch: BatchRows) -> dict[str, Any]:
+    shapes = {name: [list(t.shape) for t in rows.tensors] for name, rows in batch.tensors.items()}
+    return {"n": batch.n, "c": batch.c, "shapes": shapes}
+
+
+def _rows_from(flat: Tensor, description: Mapping[str, Any]) -> tuple[BatchRows, Tensor]:
+    """Cut the rows of one batch from a vector; return them with the remaining vector."""
+    tensors: dict[str, Rows] = {}
+    for name, shapes in description["shapes"].items():
+        parts = []
+        for shape in shapes:
+            size = math.prod(shape)
+            parts.append(flat[:size].reshape(shape))
+            flat = flat[size:]
+        tensors[name] = DenseRows(*parts) if len(parts) == 1 else SharedRows(*parts)
+    return BatchRows(description["n"], description["c"], tensors), flat
+
+
+def _gather_rows(
+    local: JacobianRows | None, known: Entry, entries: Sequence[Entry | None], device: torch.device
+) -> JacobianRows:
+    """Return the rows of all processes, by rank."""
+    described = [[] if entry is None else entry["batches"] for entry in entries]
+    counts = [
+        sum(math.prod(s) for batch in batches for t in batch["shapes"].values() for s in t)
+        for batches in described
+    ]
+    flat = torch.zeros(0, dtype=getattr(torch, known["dtype"]), device=device)
+    if local is not None:
+        flat = torch.cat([tensor.reshape(-1) for tensor in local.tensors])
+    gathered: list[BatchRows] = []
+    first_local = 0
+    for rank, (vector, batches) in enumerate(
+        zip(all_gather(flat, counts), described, strict=True)
+    ):
+        if rank == world().rank:
+            first_local = len(gathered)
+        for description in batches:
+            batch, vector = _rows_from(vector, description)
+            gathered.append(batch)
+    return JacobianRows(gathered, first_local)
 
 
 def _gather_factor(

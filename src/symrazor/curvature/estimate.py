@@ -65,6 +65,9 @@ class Method:
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
         copies: whether "kron" treats copies over which a model averages as further positions
             ("expand"), or averages inputs and sums cotangents over them ("reduce").
+        block: number of samples in a block for "kernel"; None for all samples together.
+        outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
+            "independent", or one random output per block ("sampled").
     """
 
     structure: str = "kron"
@@ -74,6 +77,8 @@ class Method:
     flavour: Literal["expand", "reduce"] = "expand"
     blocks: Literal["own", "averaged"] = "own"
     copies: Literal["reduce", "expand"] = "reduce"
+    block: int | None = None
+    outputs: Literal["joint", "independent", "sampled"] = "joint"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -82,6 +87,13 @@ class Method:
                 f"structure must be one of {tuple(STRUCTURES)}, got {self.structure!r}."
             )
         check_at_least(self, 1, "samples")
+        if self.block is not None and self.block < 1:
+            raise ValueError(f"block must be None or at least 1 sample, got {self.block}.")
+        if self.structure != "kernel" and (self.block is not None or self.outputs != "joint"):
+            option = "outputs" if self.block is None else "block"
+            raise ValueError(
+                f"{option} has no effect for structure={self.structure!r}, only for 'kernel'."
+            )
 
 
 @dataclass(frozen=True)
@@ -312,10 +324,11 @@ def collect_curvature(
     sums = scheduler.reduce(total.value)
 
     n_data = n_data or sums.n
-    scale = n_data / sums.n / temperature
+    copies = n_data / sums.n
+    scale = copies / temperature
 
     def build(statistics: Statistics) -> list[Block]:
-        return task.structure.build(task, statistics, scale)
+        return task.structure.build(task, statistics, scale, copies)
 
     log_likelihood = sums.log_likelihood * scale
     return Curvature(build(sums.sums), log_likelihood, n_data, sums.n, scale, sums.sums, build)

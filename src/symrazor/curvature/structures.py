@@ -88,13 +88,14 @@ class Structure(ABC):
         return [], []
 
     @abstractmethod
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
         """Build the blocks of the whole data set.
 
         Args:
             task: model, layers and method.
             sums: the sums over all batches.
-            scale: factor that scales them to the whole data set.
+            scale: factor that scales them to the whole data set, divided by the temperature.
+            copies: size of the whole data set over the number of samples read.
         """
 
     def jobs(
@@ -132,14 +133,14 @@ class GradientStructure(Structure):
         gradients: Gradients = {}
         for uses, gs in cotangents:
             formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
-            _add_gradients(gradients, uses, gs, formed, uses[0].layer.tensors, keep_graph)
+            add_gradients(gradients, uses, gs, formed, uses[0].layer.tensors, keep_graph)
         return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
 
     @abstractmethod
     def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Return the sums of per-sample gradients [(c n), p], by tensor."""
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
         """Build one block per tensor."""
         return [tensor_block(task, sums, name, scale) for name in task.tensors]
 
@@ -172,9 +173,10 @@ class FullStructure(GradientStructure):
             gradients.get(name, any_j.new_zeros(len(any_j), theta[name].numel()))
             for name in task.tensors
         ]
-        return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).unsqueeze(1))}
+        # Products in float64: rounding noise would count as information for a small precision.
+        return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).double().unsqueeze(1))}
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
         """Build the one block."""
         shapes = {name: task.theta[name].shape for name in task.tensors}
         H = sums[FULL_KEY]
@@ -221,7 +223,7 @@ class KroneckerStructure(Structure):
             if weight is not None and layer.bias is not None and _used_once(formed):
                 shared[layer.bias] = weight
                 exact.remove(layer.bias)
-            _add_gradients(gradients, uses, gs, formed, exact, keep_graph)
+            add_gradients(gradients, uses, gs, formed, exact, keep_graph)
             if weight is None:
                 continue
             for rows in _rows_of_G(task, uses, gs, formed):
@@ -242,7 +244,7 @@ class KroneckerStructure(Structure):
             sums[bias, "H"] = sums[weight, "G"]
         return sums
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float) -> list[Block]:
+    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
         """Build a Kronecker block per weight and an exact block for every other tensor."""
         blocks: list[Block] = []
         for layer in task.layers:
@@ -335,7 +337,7 @@ def _layer_cotangents(
         yield from by_layer.values()
 
 
-def _add_gradients(
+def add_gradients(
     gradients: Gradients,
     uses: Sequence[Use],
     gs: Sequence[Tensor],

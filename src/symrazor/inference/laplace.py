@@ -19,7 +19,7 @@ a sum over batches in which each $Q_b$ is computed with its graph, differentiate
 Q is kept as rows (`linalg.factor`), Q and all $Q_b$ are projected to the span of these rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,11 +28,13 @@ from torch import Tensor
 from symrazor.accelerate.processes import all_reduce_
 from symrazor.core.evidence import Evidence
 from symrazor.core.prior import Prior
-from symrazor.curvature.accumulate import Key
+from symrazor.curvature.accumulate import Key, Statistic
 from symrazor.curvature.estimate import Curvature, CurvatureTask
+from symrazor.curvature.kernel import ROWS_KEY
 from symrazor.data.batches import Loader, numbered_batches
 from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor
+from symrazor.linalg.jacobian_rows import JacobianRows, batch_tensors
 
 ByName = Mapping[str, Tensor]
 
@@ -85,6 +87,7 @@ def hyper_gradient(
         eta: hyperparameters of the forward pass, by name.
     """
     views, sensitivities = _sensitivities(curvature, log_curvature)
+    row_sensitivities = _row_sensitivities(curvature, log_curvature)
     parameters = list(eta.values())
     fit = [torch.zeros_like(parameter) for parameter in parameters]
     occam = [torch.zeros_like(parameter) for parameter in parameters]
@@ -95,6 +98,10 @@ def hyper_gradient(
         for key, sensitivity in sensitivities.items():
             if key in batch.sums:
                 product = product + (sensitivity * views[key](batch.sums[key])).sum()
+        rows = batch.sums.get(ROWS_KEY)
+        if isinstance(rows, JacobianRows):
+            for tensor in rows.tensors:
+                product = product + (next(row_sensitivities) * tensor).sum()
         _add_gradient(fit, batch.log_likelihood * curvature.scale, parameters, retain=True)
         _add_gradient(occam, product, parameters, retain=False)
         del batch, product  # frees the graph of this batch before the next one is made
@@ -109,7 +116,13 @@ def _sensitivities(
     curvature: Curvature, log_curvature: ByName
 ) -> tuple[dict[Key, View], dict[Key, Tensor]]:
     r"""Return a linear view of each sum Q, and $V_Q$ in the coordinates of that view."""
-    views = {key: _view(key, Q) for key, Q in curvature.sums.items() if key[1] != "count"}
+    views = {
+        key: _view(key, Q)
+        for key, Q in curvature.sums.items()
+        if key[1] != "count" and not isinstance(Q, JacobianRows)
+    }
+    if not views:
+        return {}, {}
     leaves = {
         key: view(curvature.sums[key]).detach().clone().requires_grad_()
         for key, view in views.items()
@@ -125,7 +138,22 @@ def _sensitivities(
     return views, dict(zip(leaves, gradients, strict=True))
 
 
-def _view(key: Key, total: Tensor | Factor) -> View:
+def _row_sensitivities(
+    curvature: Curvature, log_curvature: Mapping[str, Tensor]
+) -> Iterator[Tensor]:
+    r"""Yield $V_Q$ of the rows of the kernel form, batch by batch, for this process's batches."""
+    rows = curvature.sums.get(ROWS_KEY)
+    if not isinstance(rows, JacobianRows):
+        return
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in rows.tensors]
+    blocks = curvature.build({ROWS_KEY: rows.replace(leaves)})
+    fixed = {name: value.detach() for name, value in log_curvature.items()}
+    gradients = torch.autograd.grad(-0.5 * StackedSpectra(blocks).logdet(fixed), leaves)
+    earlier = sum(len(batch_tensors(batch)) for batch in rows.batches[: rows.first_local])
+    yield from gradients[earlier:]
+
+
+def _view(key: Key, total: Statistic) -> View:
     """Return a linear map from a sum to a tensor that determines the log-determinant."""
     if not isinstance(total, Factor):
         return torch.Tensor.clone

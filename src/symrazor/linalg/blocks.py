@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -207,13 +208,17 @@ class Dense(Block):
         return eigenvalues(self.H, self._label, self.resolution)
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
-        r"""Use the spectrum of H for one precision, else of $\Delta^{-1/2} H \Delta^{-1/2}$."""
+        r"""Use the spectrum of H for one precision, else $|I + \Delta^{-1/2} H \Delta^{-1/2}|$."""
         deltas = [log_precision[name] for name in self.names]
         if len(deltas) == 1 and deltas[0].dim() == 0:
             return torch.log1p(self.spectrum * (-deltas[0]).exp()).sum()
-        root = (-0.5 * self._expand(log_precision)).exp()
-        whitened = root.unsqueeze(1) * self.H.double() * root
-        return torch.log1p(eigenvalues(whitened, self._label, self.resolution)).sum()
+        log_delta = self._expand(log_precision)
+        try:
+            return log_determinant(self.H.double(), log_delta)
+        except LinAlgError:  # negative eigenvalues by rounding: check them, set them to zero
+            root = (-0.5 * log_delta).exp()
+            whitened = root.unsqueeze(1) * self.H.double() * root
+            return torch.log1p(eigenvalues(whitened, self._label, self.resolution)).sum()
 
     def _expand(self, log_precision: LogPrecisions) -> Float[Tensor, " p"]:
         parts = [log_precision[n].expand(shape).reshape(-1) for n, shape in self.shapes.items()]
@@ -303,6 +308,44 @@ class Diag(Block):
         """Multiply the Jacobian, scaled by the standard deviations, by its transpose."""
         weighted = jacobian.double() * self._deviation(log_precision)
         return weighted @ weighted.mT
+
+
+def log_determinant(H: Float[Tensor, "p p"], log_delta: Float[Tensor, " p"]) -> Tensor:
+    r"""Return $\log|I + \Delta^{-1/2} H \Delta^{-1/2}|$ by a Cholesky factor, differentiable once.
+
+    It takes a tenth of the time of eigenvalues and eigenvectors, which a gradient would need.
+
+    Raises:
+        LinAlgError: the matrix is not positive definite.
+    """
+    value: Tensor = _LogDeterminant.apply(H, log_delta)
+    return value
+
+
+class _LogDeterminant(torch.autograd.Function):
+    r"""With $M = I + \Delta^{-1/2} H \Delta^{-1/2}$ and $S = M^{-1}$:
+
+    $\partial \log|M| / \partial H = \Delta^{-1/2} S \Delta^{-1/2}$, and
+    $\partial \log|M| / \partial \log\delta_i = -[S (M - I)]_{ii} = S_{ii} - 1$.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, H: Tensor, log_delta: Tensor) -> Tensor:
+        root = (-0.5 * log_delta).exp()
+        M = root.unsqueeze(1) * H * root
+        M.diagonal().add_(1)
+        L: Tensor = torch.linalg.cholesky(M)
+        ctx.save_for_backward(L, root)
+        return 2 * L.diagonal().log().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor]:
+        L, root = ctx.saved_tensors
+        S = torch.cholesky_inverse(L)
+        slope = gradients[0] * (S.diagonal() - 1)
+        if not ctx.needs_input_grad[0]:
+            return None, slope
+        return gradients[0] * root.unsqueeze(1) * S * root, slope
 
 
 class StackedSpectra:

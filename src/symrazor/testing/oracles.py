@@ -11,7 +11,12 @@ from torch.func import functional_call, hessian, jacrev
 from symrazor.accelerate.torch_internals import COPY_OPERATIONS, TorchDispatchMode
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import weights
+from symrazor.curvature.coverage import layers
+from symrazor.curvature.estimate import Curvature
+from symrazor.curvature.kernel import ROWS_KEY
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
+from symrazor.linalg.jacobian_rows import JacobianRows
+from symrazor.linalg.kernel import Kernel
 
 
 def output_hessian(
@@ -65,6 +70,19 @@ def dense_block(block: Block) -> Float[Tensor, "p p"]:
             return written
         case _:
             raise ValueError(f"block must be Dense, Diag or Kron, got {type(block).__name__}.")
+
+
+def kernel_block(model: nn.Module, curvature: Curvature) -> Kernel:
+    """Return the kernel form of an estimate with structure "kernel", for any number of weights."""
+    model_layers, theta = layers(model), weights(model)
+    rows = curvature.sums[ROWS_KEY]
+    assert isinstance(rows, JacobianRows)
+    return Kernel(
+        {name: theta[name].shape for layer in model_layers for name in layer.tensors},
+        rows,
+        curvature.scale,
+        layouts={layer.weight: layer.form.from_blocks for layer in model_layers if layer.weight},
+    )
 
 
 def assert_close(got: Tensor, expected: Tensor, tolerance: float) -> None:

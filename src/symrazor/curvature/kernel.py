@@ -1,0 +1,127 @@
+r"""Collect the rows of the Jacobian for the kernel form of the evidence; see `linalg.kernel`.
+
+`structure="kernel"` is the full Gauss-Newton matrix, in the smaller of its two forms: one row per
+weight, or one row per sample and output. With `Method.block`, samples are cut into blocks of that
+many, in the order in which they are read, and `Method.outputs` treats outputs jointly, as
+independent, or one random output per block: lower bounds of the evidence, proved in
+`linalg.kernel`. Pass data in random order, or sorted by class for blocks by class.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from symrazor.curvature.accumulate import Key, Statistics
+from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
+from symrazor.curvature.tape import Use
+from symrazor.linalg.blocks import Block, Dense
+from symrazor.linalg.jacobian_rows import BatchRows, DenseRows, JacobianRows, Layout, Rows, SharedRows
+from symrazor.linalg.kernel import Kernel
+
+if TYPE_CHECKING:
+    from symrazor.curvature.estimate import CurvatureTask
+
+ROWS_KEY: Key = ("", "J")
+
+
+class KernelStructure(Structure):
+    """The full Gauss-Newton matrix from the rows of its Jacobian, or blocks of it."""
+
+    columns_per_job = 2**31 - 1  # all columns of a sample stay together
+    supports_weight_precisions = False
+
+    def collect(
+        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
+    ) -> Statistics:
+        """Return the rows of one batch, in the smaller form for each tensor."""
+        by_layer: dict[str, tuple[list[Use], list[list[Tensor]]]] = {}
+        for uses, gs in cotangents:
+            by_layer.setdefault(uses[0].layer.name, (uses, []))[1].append(gs)
+        rows: dict[str, Rows] = {}
+        n, c = 0, 1
+        for uses, columns in by_layer.values():
+            weight = uses[0].layer.factored_weight
+            names = [name for name in uses[0].layer.tensors if name != weight]
+            formed = [
+                [use.outputs(g) for use, g in zip(uses, gs, strict=True)] for gs in columns
+            ]
+            n, c = len(formed[0][0]), len(columns)
+            gradients: Gradients = {}
+            for gs, column in zip(columns, formed, strict=True):
+                add_gradients(gradients, uses, gs, column, names, keep_graph)
+            rows |= {name: DenseRows(torch.stack(js, 1)) for name, js in gradients.items()}
+            if weight is not None:
+                inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+                a = torch.cat([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
+                g = torch.stack([torch.cat(column, 1) for column in formed])
+                rows[weight] = _weight_rows(a, g, uses[0].layer.form.from_blocks)
+        return {ROWS_KEY: JacobianRows([BatchRows(n, c, rows)])}
+
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float
+    ) -> list[Block]:
+        """Build one block for all weights, or one block for each block of samples."""
+        rows = sums[ROWS_KEY]
+        assert isinstance(rows, JacobianRows)
+        shapes = {name: task.theta[name].shape for name in task.tensors}
+        layouts = {layer.weight: layer.form.from_blocks for layer in task.layers if layer.weight}
+        method = task.method
+        if method.block is None and method.outputs == "joint":
+            kernel = Kernel(shapes, rows, scale, layouts=layouts)
+            if sum(shape.numel() for shape in shapes.values()) > rows.size:
+                return [kernel]
+            return [Dense(shapes, kernel.gauss_newton(), task.resolution)]
+        blocks = []
+        for samples in blocks_of_samples(rows.batches, method.block or rows.n):
+            for part, weight in _outputs(samples, method.outputs, task.generator):
+                factor = weight * copies
+                blocks.append(Kernel(shapes, part, scale / copies, factor, layouts))
+        return list(blocks)
+
+
+def _weight_rows(a: Tensor, g: Tensor, layout: Layout) -> Rows:
+    """Return the rows of a weight from a[n, s, k, i] and g[c, n, s, k, o]."""
+    k = max(a.shape[2], g.shape[3])
+    n, s, _, i = a.shape
+    c, o = g.shape[0], g.shape[4]
+    shared = SharedRows(
+        a.transpose(1, 2).expand(n, k, s, i), g.permute(1, 3, 0, 4, 2).expand(n, k, c, o, s)
+    )
+    if c * shared.width > s * k * (i + c * o):
+        return SharedRows(shared.a.contiguous(), shared.g.contiguous())
+    return DenseRows(shared.matrix(layout).unflatten(0, (n, c)))
+
+
+def blocks_of_samples(batches: Iterable[BatchRows], block: int) -> Iterator[list[BatchRows]]:
+    """Cut batches, in order, into blocks of this many samples; the last may be smaller."""
+    current: list[BatchRows] = []
+    missing = block
+    for batch in batches:
+        start = 0
+        while start < batch.n:
+            part = batch.select(slice(start, start + missing))
+            current.append(part)
+            start, missing = start + part.n, missing - part.n
+            if not missing:
+                yield current
+                current, missing = [], block
+    if current:
+        yield current
+
+
+def _outputs(
+    samples: list[BatchRows], outputs: str, generator: torch.Generator | None
+) -> Iterator[tuple[JacobianRows, float]]:
+    """Yield the rows of a block by outputs, and the weight of their log-determinant."""
+    if outputs == "joint":
+        yield JacobianRows(samples), 1.0
+        return
+    c = samples[0].c
+    columns = range(c)
+    if outputs == "sampled":
+        columns = [int(torch.randint(c, (), generator=generator))]
+    for column in columns:
+        part = slice(column, column + 1)
+        yield JacobianRows([s.select(slice(None), part) for s in samples]), c / len(columns)

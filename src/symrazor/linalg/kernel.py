@@ -1,0 +1,451 @@
+r"""Compute the log-determinant of the full Gauss-Newton matrix in kernel form.
+
+With the rows $J_t$ of every tensor t, the precision $\delta_t$ of its prior, $w_t = 1/\delta_t$ and
+$K_t = J_t J_t^\top$,
+
+$$ \log |I + \Delta^{-1} J^\top J| = \log |I + K|, \qquad K = \sum_t w_t K_t , $$
+
+a matrix with one row per sample and column of the root of the output Hessian, whatever the number
+of weights. The matrices $K_t$ are computed once. The value, the effective parameters
+$\gamma_t = w_t\, \mathrm{tr}\,[(I + K)^{-1} K_t]$ and MacKay's updates for any precisions then need
+no further pass over the data.
+
+Up to `EXACT_ROWS` rows, all of $K_t$ is computed. For more rows, K is approximated from r of its
+columns: with $C = K_{:,S}$ and $W = K_{S,S}$, the Nyström approximation $\hat K = C W^{-1} C^\top$
+leaves a residual $R = K - \hat K$ that is positive semi-definite. As $\log\det$ is concave and
+increasing,
+
+$$ \log|I + \hat K| \;\le\; \log|I + K| \;\le\; \log|I + \hat K| + \mathrm{tr}\, R . $$
+
+The upper end is used, so that the evidence is a lower bound; columns are added until
+$\mathrm{tr}\,R$ is at most `TOLERANCE_NATS`. The error is far smaller than the width of the
+interval: the two ends differ from the truth by first and second order in R. Columns are drawn at random in
+proportion to the diagonal of R (Chen, Epperly, Tropp and Webber 2024).
+
+**Bounds.** $I + K$ is positive definite. Fischer's inequality bounds the determinant of such a
+matrix by the product of the determinants of its diagonal blocks. Leaving out the entries of K
+between blocks of samples, or between columns of the root, therefore never lowers the
+log-determinant, and never raises the evidence:
+
+1. Blocks that partition the samples give a lower bound of the evidence. Merging blocks tightens it;
+   one block is exact.
+2. Independent outputs (one block per column of the root) give a lower bound, too.
+3. A random subset of n of N samples as one block, its log-determinant times N/n, has the mean of (1)
+   over all partitions into blocks of n as its expectation. It is a lower bound in expectation, not
+   for each draw. The same holds for one random column, times the number of columns.
+4. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is no lower bound: by
+   Jensen's inequality, its expectation is at most $\log|I + \Delta^{-1} H|$.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.core.errors import CurvatureError
+from symrazor.linalg.blocks import Block, LogPrecisions
+from symrazor.linalg.eigen_jobs import LinAlgError, Spectrum, eigenvalues, eigenvectors
+from symrazor.linalg.factor import Factor
+from symrazor.linalg.jacobian_rows import BatchRows, Index, JacobianRows, Layout, inner_products
+
+EXACT_ROWS = 1000
+"""Kernels with more rows are approximated from some of their columns."""
+TOLERANCE_NATS = 0.5
+"""Largest trace of the residual of the approximation."""
+FIRST_COLUMNS = 256
+"""Columns that are computed first; their number then doubles until the tolerance is reached."""
+PIECE_ROWS = 1024
+"""Rows that are formed at once, approximately."""
+JITTER = 1e-12
+"""Added to the diagonal of the chosen rows and columns, relative to its largest entry."""
+
+
+@dataclass
+class Kernel(Block):
+    """The full Gauss-Newton matrix of some samples in kernel form.
+
+    Args:
+        shapes: tensor name -> shape.
+        rows: rows of the Jacobian.
+        scale: factor of the Gauss-Newton matrix.
+        copies: factor of the log-determinant: number of such blocks in the whole data set.
+        layouts: tensor name -> map from blocks [k, o, i] to the layout of the parameter.
+        exact_rows: up to this many rows, no approximation is made.
+    """
+
+    shapes: dict[str, torch.Size]
+    rows: JacobianRows
+    scale: float = 1.0
+    copies: float = 1.0
+    layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
+    exact_rows: int = EXACT_ROWS
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.shapes)
+
+    def logdet(self, log_precision: LogPrecisions) -> Tensor:
+        r"""Return $\log|I + \Delta^{-1} H|$, differentiable in log precisions and rows."""
+        for name in self.names:
+            if log_precision[name].dim():
+                raise ValueError(
+                    f"Tensor {name} has one prior precision per weight, but the kernel form needs "
+                    "one per tensor. Use structure='full' or 'diag', or prior_groups='tensor'."
+                )
+        log_weights = torch.stack([-log_precision[name].double() for name in self.names])
+        if any(tensor.requires_grad for tensor in self.rows.tensors):
+            return self._differentiable_logdet(log_weights)
+        value: Tensor = _LogDeterminant.apply(log_weights, self)
+        return value
+
+    def _differentiable_logdet(self, log_weights: Float[Tensor, " t"]) -> Tensor:
+        root = (0.5 * log_weights).exp().unbind()
+        parts = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
+        B = torch.cat(parts, 1) * self.scale**0.5
+        K = B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device)
+        return self.copies * 2 * torch.linalg.cholesky(K).diagonal().log().sum()
+
+    def residual(self, log_precision: LogPrecisions) -> float:
+        """Return the width of the interval that contains the log-determinant, in nats."""
+        return self.copies * self._solver.residual(self._weights(log_precision))
+
+    def _weights(self, log_precision: LogPrecisions) -> tuple[float, ...]:
+        return tuple(self.scale * float((-log_precision[name].detach()).exp()) for name in self.names)
+
+    @cached_property
+    def _solver(self) -> "_Solver":
+        exact = self.rows.size <= self.exact_rows
+        return _Exact(self) if exact else _LowRank(self)
+
+    def jacobian(self, name: str) -> Float[Tensor, "m p"]:
+        """Return the rows of a tensor in float64."""
+        layout, width = self.layouts.get(name), self.shapes[name].numel()
+        parts = []
+        for batch in self.rows.batches:
+            part = batch.tensors.get(name)
+            if part is None:  # it does not act on the outputs
+                parts.append(torch.zeros(batch.size, width, dtype=torch.float64, device=self.device))
+            else:
+                parts.append(part.matrix(layout).double())
+        return torch.cat(parts)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.rows.tensors[0].device
+
+    @cached_property
+    def pieces(self) -> list[BatchRows]:
+        """The rows, about `PIECE_ROWS` at a time."""
+        return [
+            piece
+            for batch in self.rows.batches
+            for piece in batch.pieces(max(1, PIECE_ROWS // batch.c))
+        ]
+
+    def gauss_newton(self) -> Float[Tensor, "p p"]:
+        r"""Return H; for networks with fewer weights than rows."""
+        size = sum(shape.numel() for shape in self.shapes.values())
+        total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
+        for piece in self.pieces:
+            J = Kernel(self.shapes, JacobianRows([piece]), self.scale, layouts=self.layouts).whole
+            total = total + J.mT @ J
+        return total
+
+    # The posterior.
+
+    @property
+    def whole(self) -> Float[Tensor, "m p"]:
+        """Rows of all tensors side by side, scaled."""
+        return torch.cat([self.jacobian(name) for name in self.names], 1) * self.scale**0.5
+
+    @property
+    def _label(self) -> str:
+        return ", ".join(self.names)
+
+    @property
+    def _resolution(self) -> float:
+        return torch.finfo(self.rows.tensors[0].dtype).eps
+
+    @property
+    def spectrum(self) -> Float[Tensor, " m"]:
+        """Eigenvalues of H; zeros may be missing."""
+        J = self.whole
+        return eigenvalues(J @ J.mT, self._label, self._resolution)
+
+    def factors(self) -> list[Tensor | Factor]:
+        """Return the tensors that define the rows."""
+        return list(self.rows.tensors)
+
+    def prepare(self) -> list[Spectrum]:
+        """Return no jobs: there are no eigenvalues."""
+        return []
+
+    def _deviations(self, log_precision: LogPrecisions) -> Float[Tensor, " p"]:
+        parts = [
+            (-0.5 * log_precision[name].detach()).exp().expand(shape).reshape(-1)
+            for name, shape in self.shapes.items()
+        ]
+        return torch.cat(parts)
+
+    def draw(
+        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
+    ) -> Float[Tensor, "s p"]:
+        r"""Multiply the noise by a root of the covariance.
+
+        With $B = J \Delta^{-1/2}$ and $B B^\top = U \lambda U^\top$,
+        $(I + B^\top B)^{-1/2} = I + B^\top U \frac{(1 + \lambda)^{-1/2} - 1}{\lambda} U^\top B$.
+        """
+        deviation = self._deviations(log_precision)
+        B = self.whole * deviation
+        values, vectors = eigenvectors(B @ B.mT, self._label, self._resolution)
+        root = (1 + values).sqrt()
+        shrinkage = -1 / (root * (1 + root))  # ((1 + x)^(-1/2) - 1) / x without cancellation
+        white = noise.double()
+        inside = (vectors * shrinkage) @ (vectors.mT @ (B @ white.mT))
+        return (white + (B.mT @ inside).mT) * deviation
+
+    def covariance(
+        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
+    ) -> Float[Tensor, "n c c"]:
+        r"""Return $\tilde J \tilde J^\top - \tilde J B^\top (I + B B^\top)^{-1} B \tilde J^\top$.
+
+        $\tilde J$ is the Jacobian scaled by the prior's standard deviations.
+        """
+        deviation = self._deviations(log_precision)
+        B, scaled = self.whole * deviation, jacobian.double() * deviation
+        L = _cholesky(_plus_identity_(B @ B.mT))
+        half: Tensor = torch.linalg.solve_triangular(L, B @ scaled.flatten(0, 1).mT, upper=False)
+        explained = half.mT.unflatten(0, scaled.shape[:2])
+        return scaled @ scaled.mT - explained @ explained.mT
+
+
+class _LogDeterminant(torch.autograd.Function):
+    """Compute log|I + K|; its derivatives in the log weights are the effective parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, log_weights: Float[Tensor, " t"], kernel: Kernel) -> Tensor:
+        """Return the value."""
+        ctx.kernel = kernel
+        ctx.weights = tuple((kernel.scale * log_weights.exp()).tolist())
+        return kernel.copies * kernel._solver.value(ctx.weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the effective parameters times the gradient."""
+        kernel: Kernel = ctx.kernel
+        slopes = kernel._solver.slopes(ctx.weights)
+        weights = slopes.new_tensor(ctx.weights)
+        return gradients[0] * kernel.copies * weights * slopes, None
+
+
+Weights = tuple[float, ...]
+
+
+class _Solver(ABC):
+    """Evaluate log|I + K| for any weights, from quantities that are computed once."""
+
+    @abstractmethod
+    def value(self, weights: Weights) -> Float[Tensor, ""]:
+        """Return the log-determinant."""
+
+    @abstractmethod
+    def slopes(self, weights: Weights) -> Float[Tensor, " t"]:
+        """Return its derivatives in the weights."""
+
+    @abstractmethod
+    def residual(self, weights: Weights) -> float:
+        """Return the width of the interval that contains the log-determinant."""
+
+
+class _Exact(_Solver):
+    """All of every K_t."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._grams = [_gram(kernel, name) for name in kernel.names]
+        self._latest: tuple[Weights, Tensor] | None = None
+
+    def value(self, weights: Weights) -> Float[Tensor, ""]:
+        """Return the log-determinant by a Cholesky factor."""
+        return 2 * self._cholesky(weights).diagonal().log().sum()
+
+    def slopes(self, weights: Weights) -> Float[Tensor, " t"]:
+        """Return tr (I + K)^-1 K_t."""
+        inverse = torch.cholesky_inverse(self._cholesky(weights))
+        return torch.stack([(inverse * gram).sum() for gram in self._grams])
+
+    def residual(self, weights: Weights) -> float:
+        """Return zero."""
+        return 0.0
+
+    def _cholesky(self, weights: Weights) -> Float[Tensor, "m m"]:
+        if self._latest is None or self._latest[0] != weights:
+            self._latest = weights, _cholesky(_plus_identity_(_combine(self._grams, weights)))
+        return self._latest[1]
+
+
+class _LowRank(_Solver):
+    """Some columns of every K_t, and its diagonal."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._generator = torch.Generator().manual_seed(0)
+        self._diagonals = torch.stack([_diagonal(kernel, name) for name in kernel.names])
+        self._columns = [self._diagonals.new_zeros(kernel.rows.size, 0) for _ in kernel.names]
+        self._chosen = torch.zeros(0, dtype=torch.long, device=kernel.device)
+        self._latest: tuple[Weights, Tensor, Tensor, Tensor] | None = None
+
+    def value(self, weights: Weights) -> Float[Tensor, ""]:
+        """Return the upper end of the interval."""
+        _, F, remaining = self._factor(weights)
+        L = _cholesky(_plus_identity_(F.mT @ F))
+        return 2 * L.diagonal().log().sum() + remaining.sum()
+
+    def slopes(self, weights: Weights) -> Float[Tensor, " t"]:
+        r"""Return the derivatives of the upper end.
+
+        With $M = W + C^\top C$ the upper end is
+        $\log|M| - \log|W| + \mathrm{tr}\,K - \mathrm{tr}\,W^{-1} C^\top C$, where C and W are
+        linear in the weights.
+        """
+        L, F, _ = self._factor(weights)
+        inner = F.mT @ F
+        change = torch.cholesky_inverse(_cholesky(_plus_identity_(inner.clone())))
+        change.diagonal().sub_(1)  # L' (M^-1 - W^-1) L
+        eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
+        inverse: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
+        on_chosen = inverse.mT @ (change + inner) @ inverse
+        on_columns = 2 * F @ (change @ inverse)
+        traces = []
+        for columns, diagonal in zip(self._columns, self._diagonals, strict=True):
+            chosen = columns[self._chosen]
+            traces.append(
+                (chosen * on_chosen).sum() + (columns * on_columns).sum() + diagonal.sum()
+            )
+        return torch.stack(traces)
+
+    def residual(self, weights: Weights) -> float:
+        """Return the trace of the residual."""
+        return float(self._factor(weights)[2].sum())
+
+    def _factor(self, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+        """Return L with L L' = W, F with F F' = C W^-1 C', and the diagonal of the residual.
+
+        Columns are added until the residual is small enough for these weights.
+        """
+        if self._latest is not None and self._latest[0] == weights:
+            return self._latest[1:]
+        diagonal = _combine(self._diagonals, weights)
+        while True:
+            L, F = self._approximate(weights)
+            remaining = (diagonal - F.square().sum(1)).clamp(min=0)
+            remaining[self._chosen] = 0
+            if float(remaining.sum()) <= TOLERANCE_NATS or not self._add_columns(remaining):
+                break
+        self._latest = weights, L, F, remaining
+        return L, F, remaining
+
+    def _approximate(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        C = _combine(self._columns, weights)
+        W = C[self._chosen]
+        if len(W):
+            W.diagonal().add_(JITTER * W.diagonal().max())
+        L = _cholesky(W)
+        F: Tensor = torch.linalg.solve_triangular(L, C.mT, upper=False).mT
+        return L, F
+
+    def _add_columns(self, remaining: Float[Tensor, " m"]) -> bool:
+        """Add columns drawn in proportion to the diagonal of the residual."""
+        candidates = int((remaining > 0).sum())
+        count = min(max(FIRST_COLUMNS, len(self._chosen)), candidates)
+        if not count:
+            return False
+        drawn = torch.multinomial(remaining.cpu(), count, generator=self._generator)
+        drawn = drawn.to(remaining.device)
+        for number, (name, columns) in enumerate(
+            zip(self._kernel.names, self._columns, strict=True)
+        ):
+            self._columns[number] = torch.cat([columns, _columns(self._kernel, name, drawn)], 1)
+        self._chosen = torch.cat([self._chosen, drawn])
+        return True
+
+
+def _combine(tensors: Sequence[Tensor] | Tensor, weights: Weights) -> Tensor:
+    total = torch.zeros_like(tensors[0])
+    for tensor, weight in zip(tensors, weights, strict=True):
+        total.add_(tensor, alpha=weight)
+    return total
+
+
+def _gram(kernel: Kernel, name: str) -> Float[Tensor, "m m"]:
+    """Return the inner products of all rows in one tensor, in float64."""
+    size = kernel.rows.size
+    total = torch.zeros(size, size, dtype=torch.float64, device=kernel.device)
+    stop = 0
+    for number, left in enumerate(kernel.pieces):
+        start, stop = stop, stop + left.size
+        before = [_products(kernel, name, left, right) for right in kernel.pieces[: number + 1]]
+        total[start:stop, :stop] = torch.cat(before, 1)
+        total[:start, start:stop] = total[start:stop, :start].T
+    return total
+
+
+def _columns(kernel: Kernel, name: str, rows: Index) -> Float[Tensor, "m r"]:
+    """Return the inner products of all rows with some of them."""
+    parts = list(kernel.rows.pick(rows))
+    columns = torch.cat(
+        [
+            torch.cat([_products(kernel, name, piece, part) for piece in kernel.pieces])
+            for part, _ in parts
+        ],
+        1,
+    )
+    result = torch.empty_like(columns)
+    result[:, torch.cat([places for _, places in parts])] = columns
+    return result
+
+
+def _products(
+    kernel: Kernel, name: str, left: BatchRows, right: BatchRows
+) -> Float[Tensor, "l r"]:
+    """Return the inner products of two sets of rows in one tensor."""
+    one, other = left.tensors.get(name), right.tensors.get(name)
+    if one is None or other is None:
+        return torch.zeros(left.size, right.size, dtype=torch.float64, device=kernel.device)
+    return inner_products(one, other, kernel.layouts.get(name))
+
+
+def _diagonal(kernel: Kernel, name: str) -> Float[Tensor, " m"]:
+    """Return the squared length of every row in one tensor."""
+    parts = []
+    for piece in kernel.pieces:
+        rows = piece.tensors.get(name)
+        if rows is None:
+            parts.append(torch.zeros(piece.size, dtype=torch.float64, device=kernel.device))
+        else:
+            parts.append(rows.squared_lengths())
+    return torch.cat(parts)
+
+
+def _plus_identity_(K: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    K.diagonal().add_(1)
+    return K
+
+
+def _cholesky(matrix: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    if not bool(torch.isfinite(matrix.diagonal()).all()):
+        raise CurvatureError(
+            "The kernel of the curvature contains NaN or infinity. The weights have probably "
+            "diverged: lower the learning rate."
+        )
+    try:
+        L: Tensor = torch.linalg.cholesky(matrix)
+    except LinAlgError as error:
+        raise CurvatureError(
+            "The kernel of the curvature is singular to rounding. Use larger prior precisions."
+        ) from error
+    return L
