@@ -25,7 +25,7 @@ class Isotropic(GradientStructure):
     def reduce(self, task, gradients):  # type: ignore[no-untyped-def]
         return {(name, "mean"): j.double().square().sum(0).mean() for name, j in gradients.items()}
 
-    def build(self, task, sums, scale, copies) -> list[Block]:  # type: ignore[no-untyped-def]
+    def build(self, task, sums, scale, repeats) -> list[Block]:  # type: ignore[no-untyped-def]
         return [
             Diag(name, torch.full_like(value, float(sums[name, "mean"]) * scale))
             for name, value in task.theta.items()

@@ -128,7 +128,7 @@ def _case(likelihood: str, **options: object) -> tuple[sr.Razor, list[tuple[Tens
 
 
 @pytest.mark.parametrize("likelihood", list(LIKELIHOODS))
-@pytest.mark.parametrize("structure", ["kron", "diag", "block", "full"])
+@pytest.mark.parametrize("structure", ["kron", "diag", "block", "full", "kernel"])
 def test_gradient_in_every_hyperparameter_by_finite_differences(
     likelihood: str, structure: str
 ) -> None:

@@ -284,17 +284,19 @@ def _describe_rows(batch: BatchRows) -> dict[str, Any]:
     return {"n": batch.n, "c": batch.c, "shapes": shapes}
 
 
-def _rows_from(flat: Tensor, description: Mapping[str, Any]) -> tuple[BatchRows, Tensor]:
-    """Cut the rows of one batch from a vector; return them with the remaining vector."""
-    tensors: dict[str, Rows] = {}
-    for name, shapes in description["shapes"].items():
-        parts = []
-        for shape in shapes:
-            size = math.prod(shape)
-            parts.append(flat[:size].reshape(shape))
-            flat = flat[size:]
-        tensors[name] = DenseRows(*parts) if len(parts) == 1 else SharedRows(*parts)
-    return BatchRows(description["n"], description["c"], tensors), flat
+def _rows_from(flat: Tensor, described: Sequence[Mapping[str, Any]]) -> Iterator[BatchRows]:
+    """Cut the rows of several batches from a vector that contains all their tensors."""
+    start = 0
+    for batch in described:
+        tensors: dict[str, Rows] = {}
+        for name, shapes in batch["shapes"].items():
+            parts = []
+            for shape in shapes:
+                stop = start + math.prod(shape)
+                parts.append(flat[start:stop].reshape(shape))
+                start = stop
+            tensors[name] = DenseRows(*parts) if len(parts) == 1 else SharedRows(*parts)
+        yield BatchRows(batch["n"], batch["c"], tensors)
 
 
 def _gather_rows(
@@ -309,16 +311,9 @@ def _gather_rows(
     flat = torch.zeros(0, dtype=getattr(torch, known["dtype"]), device=device)
     if local is not None:
         flat = torch.cat([tensor.reshape(-1) for tensor in local.tensors])
-    gathered: list[BatchRows] = []
-    first_local = 0
-    for rank, (vector, batches) in enumerate(
-        zip(all_gather(flat, counts), described, strict=True)
-    ):
-        if rank == world().rank:
-            first_local = len(gathered)
-        for description in batches:
-            batch, vector = _rows_from(vector, description)
-            gathered.append(batch)
+    vectors = zip(all_gather(flat, counts), described, strict=True)
+    gathered = [batch for vector, batches in vectors for batch in _rows_from(vector, batches)]
+    first_local = sum(map(len, described[: world().rank]))
     return JacobianRows(gathered, first_local)
 
 

@@ -86,9 +86,7 @@ class Method:
             raise ValueError(
                 f"structure must be one of {tuple(STRUCTURES)}, got {self.structure!r}."
             )
-        check_at_least(self, 1, "samples")
-        if self.block is not None and self.block < 1:
-            raise ValueError(f"block must be None or at least 1 sample, got {self.block}.")
+        check_at_least(self, 1, "samples", "block")
         if self.structure != "kernel" and (self.block is not None or self.outputs != "joint"):
             option = "outputs" if self.block is None else "block"
             raise ValueError(
@@ -324,11 +322,11 @@ def collect_curvature(
     sums = scheduler.reduce(total.value)
 
     n_data = n_data or sums.n
-    copies = n_data / sums.n
-    scale = copies / temperature
+    repeats = n_data / sums.n
+    scale = repeats / temperature
 
     def build(statistics: Statistics) -> list[Block]:
-        return task.structure.build(task, statistics, scale, copies)
+        return task.structure.build(task, statistics, scale, repeats)
 
     log_likelihood = sums.log_likelihood * scale
     return Curvature(build(sums.sums), log_likelihood, n_data, sums.n, scale, sums.sums, build)

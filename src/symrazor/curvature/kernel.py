@@ -17,7 +17,14 @@ from symrazor.curvature.accumulate import Key, Statistics
 from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
 from symrazor.curvature.tape import Use
 from symrazor.linalg.blocks import Block, Dense
-from symrazor.linalg.jacobian_rows import BatchRows, DenseRows, JacobianRows, Layout, Rows, SharedRows
+from symrazor.linalg.jacobian_rows import (
+    BatchRows,
+    DenseRows,
+    JacobianRows,
+    Layout,
+    Rows,
+    SharedRows,
+)
 from symrazor.linalg.kernel import Kernel
 
 if TYPE_CHECKING:
@@ -30,7 +37,6 @@ class KernelStructure(Structure):
     """The full Gauss-Newton matrix from the rows of its Jacobian, or blocks of it."""
 
     columns_per_job = 2**31 - 1  # all columns of a sample stay together
-    supports_weight_precisions = False
 
     def collect(
         self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
@@ -44,9 +50,7 @@ class KernelStructure(Structure):
         for uses, columns in by_layer.values():
             weight = uses[0].layer.factored_weight
             names = [name for name in uses[0].layer.tensors if name != weight]
-            formed = [
-                [use.outputs(g) for use, g in zip(uses, gs, strict=True)] for gs in columns
-            ]
+            formed = [[use.outputs(g) for use, g in zip(uses, gs, strict=True)] for gs in columns]
             n, c = len(formed[0][0]), len(columns)
             gradients: Gradients = {}
             for gs, column in zip(columns, formed, strict=True):
@@ -60,7 +64,7 @@ class KernelStructure(Structure):
         return {ROWS_KEY: JacobianRows([BatchRows(n, c, rows)])}
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build one block for all weights, or one block for each block of samples."""
         rows = sums[ROWS_KEY]
@@ -76,8 +80,8 @@ class KernelStructure(Structure):
         blocks = []
         for samples in blocks_of_samples(rows.batches, method.block or rows.n):
             for part, weight in _outputs(samples, method.outputs, task.generator):
-                factor = weight * copies
-                blocks.append(Kernel(shapes, part, scale / copies, factor, layouts))
+                factor = weight * repeats
+                blocks.append(Kernel(shapes, part, scale / repeats, factor, layouts))
         return list(blocks)
 
 

@@ -88,14 +88,16 @@ class Structure(ABC):
         return [], []
 
     @abstractmethod
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+    ) -> list[Block]:
         """Build the blocks of the whole data set.
 
         Args:
             task: model, layers and method.
             sums: the sums over all batches.
             scale: factor that scales them to the whole data set, divided by the temperature.
-            copies: size of the whole data set over the number of samples read.
+            repeats: size of the whole data set over the number of samples read.
         """
 
     def jobs(
@@ -140,7 +142,9 @@ class GradientStructure(Structure):
     def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Return the sums of per-sample gradients [(c n), p], by tensor."""
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+    ) -> list[Block]:
         """Build one block per tensor."""
         return [tensor_block(task, sums, name, scale) for name in task.tensors]
 
@@ -176,7 +180,9 @@ class FullStructure(GradientStructure):
         # Products in float64: rounding noise would count as information for a small precision.
         return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).double().unsqueeze(1))}
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+    ) -> list[Block]:
         """Build the one block."""
         shapes = {name: task.theta[name].shape for name in task.tensors}
         H = sums[FULL_KEY]
@@ -244,7 +250,9 @@ class KroneckerStructure(Structure):
             sums[bias, "H"] = sums[weight, "G"]
         return sums
 
-    def build(self, task: "CurvatureTask", sums: Statistics, scale: float, copies: float) -> list[Block]:
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+    ) -> list[Block]:
         """Build a Kronecker block per weight and an exact block for every other tensor."""
         blocks: list[Block] = []
         for layer in task.layers:

@@ -75,6 +75,12 @@ class Posterior:
         curvature: Curvature,
         prior: Prior,
     ) -> None:
+        names = [name for block in curvature.blocks for name in block.names]
+        if len(names) > len(set(names)):
+            raise ValueError(
+                "Blocks of samples bound the evidence but define no posterior. A posterior needs "
+                "block=None and outputs='joint'."
+            )
         self.model, self.likelihood, self.layers = model, likelihood, layers
         self.curvature = curvature
         self.mean = {name: value.detach().clone() for name, value in weights(model).items()}

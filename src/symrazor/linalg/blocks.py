@@ -323,9 +323,9 @@ def log_determinant(H: Float[Tensor, "p p"], log_delta: Float[Tensor, " p"]) -> 
 
 
 class _LogDeterminant(torch.autograd.Function):
-    r"""With $M = I + \Delta^{-1/2} H \Delta^{-1/2}$ and $S = M^{-1}$:
+    r"""Compute $\log|M|$ with $M = I + \Delta^{-1/2} H \Delta^{-1/2}$.
 
-    $\partial \log|M| / \partial H = \Delta^{-1/2} S \Delta^{-1/2}$, and
+    With $S = M^{-1}$, $\partial \log|M| / \partial H = \Delta^{-1/2} S \Delta^{-1/2}$, and
     $\partial \log|M| / \partial \log\delta_i = -[S (M - I)]_{ii} = S_{ii} - 1$.
     """
 

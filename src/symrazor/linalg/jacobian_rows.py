@@ -7,7 +7,7 @@ $H = J^\top J$. The rows of one tensor are held in the smaller of two forms:
 | form | content | memory of a sample |
 |---|---|---|
 | `DenseRows` | $J$ itself | c p |
-| `SharedRows` | inputs $a$ and cotangents $g$ of the layer, $J_{nc} = \sum_s g_{ncs} a_{ns}^\top$ | s (i + c o) |
+| `SharedRows` | inputs and cotangents: $J_{nc} = \sum_s g_{ncs} a_{ns}^\top$ | s (i + c o) |
 
 `inner_products` computes $\langle J_{nc}, J_{md} \rangle$ from either form. For a weight that is
 used once per sample (s = 1) it is $(a_n^\top a_m)(g_{nc}^\top g_{md})$, without forming J. For few
@@ -185,7 +185,9 @@ class JacobianRows:
             places = ((rows >= start) & (rows < start + batch.size)).nonzero().squeeze(1)
             if len(places):
                 picked = batch.pick(rows[places] - start)
-                form = tuple((k, *(t.shape[1:] for t in v.tensors)) for k, v in picked.tensors.items())
+                form = tuple(
+                    (k, *(t.shape[1:] for t in v.tensors)) for k, v in picked.tensors.items()
+                )
                 merged.setdefault(form, []).append((picked, places))
             start += batch.size
         for parts in merged.values():
@@ -224,9 +226,7 @@ def batch_tensors(batch: BatchRows) -> list[Tensor]:
     return [t for rows in batch.tensors.values() for t in rows.tensors]
 
 
-def inner_products(
-    left: Rows, right: Rows, layout: Layout | None = None
-) -> Float[Tensor, "nc md"]:
+def inner_products(left: Rows, right: Rows, layout: Layout | None = None) -> Float[Tensor, "nc md"]:
     r"""Return $\langle J_{nc}, J_{md} \rangle$ for all rows of both, in float64."""
     if isinstance(left, SharedRows) and isinstance(right, SharedRows):
         if pair_cost(left, right)[1]:
@@ -238,8 +238,10 @@ def inner_products(
 def pair_cost(left: Rows, right: Rows) -> tuple[float, bool]:
     """Return multiplications per pair of samples, and whether positions are summed pair by pair."""
     if isinstance(left, DenseRows) or isinstance(right, DenseRows):
-        c, d = (rows.j.shape[1] if isinstance(rows, DenseRows) else rows.g.shape[2]
-                for rows in (left, right))
+        c, d = (
+            rows.j.shape[1] if isinstance(rows, DenseRows) else rows.g.shape[2]
+            for rows in (left, right)
+        )
         return float(c * d * left.width), False
     _, k, s, i = left.a.shape
     t = right.a.shape[2]

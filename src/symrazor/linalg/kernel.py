@@ -17,10 +17,9 @@ increasing,
 
 $$ \log|I + \hat K| \;\le\; \log|I + K| \;\le\; \log|I + \hat K| + \mathrm{tr}\, R . $$
 
-The upper end is used, so that the evidence is a lower bound; columns are added until
-$\mathrm{tr}\,R$ is at most `TOLERANCE_NATS`. The error is far smaller than the width of the
-interval: the two ends differ from the truth by first and second order in R. Columns are drawn at random in
-proportion to the diagonal of R (Chen, Epperly, Tropp and Webber 2024).
+The upper end is used, so that the evidence is a lower bound. Columns are added until
+$\mathrm{tr}\,R$ is at most `TOLERANCE_NATS`; they are drawn at random in proportion to the diagonal
+of R (Chen, Epperly, Tropp and Webber 2024).
 
 **Bounds.** $I + K$ is positive definite. Fischer's inequality bounds the determinant of such a
 matrix by the product of the determinants of its diagonal blocks. Leaving out the entries of K
@@ -30,15 +29,15 @@ log-determinant, and never raises the evidence:
 1. Blocks that partition the samples give a lower bound of the evidence. Merging blocks tightens it;
    one block is exact.
 2. Independent outputs (one block per column of the root) give a lower bound, too.
-3. A random subset of n of N samples as one block, its log-determinant times N/n, has the mean of (1)
-   over all partitions into blocks of n as its expectation. It is a lower bound in expectation, not
-   for each draw. The same holds for one random column, times the number of columns.
+3. A random subset of n of N samples as one block, its log-determinant times N/n, has as its
+   expectation the mean of (1) over all partitions into blocks of n. It is a lower bound in
+   expectation, not for each draw. The same holds for one random column, times their number.
 4. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is no lower bound: by
    Jensen's inequality, its expectation is at most $\log|I + \Delta^{-1} H|$.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,7 +72,7 @@ class Kernel(Block):
         shapes: tensor name -> shape.
         rows: rows of the Jacobian.
         scale: factor of the Gauss-Newton matrix.
-        copies: factor of the log-determinant: number of such blocks in the whole data set.
+        repeats: factor of the log-determinant: number of such blocks in the whole data set.
         layouts: tensor name -> map from blocks [k, o, i] to the layout of the parameter.
         exact_rows: up to this many rows, no approximation is made.
     """
@@ -81,7 +80,7 @@ class Kernel(Block):
     shapes: dict[str, torch.Size]
     rows: JacobianRows
     scale: float = 1.0
-    copies: float = 1.0
+    repeats: float = 1.0
     layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
     exact_rows: int = EXACT_ROWS
 
@@ -107,14 +106,16 @@ class Kernel(Block):
         parts = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
         B = torch.cat(parts, 1) * self.scale**0.5
         K = B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device)
-        return self.copies * 2 * torch.linalg.cholesky(K).diagonal().log().sum()
+        return self.repeats * 2 * torch.linalg.cholesky(K).diagonal().log().sum()
 
     def residual(self, log_precision: LogPrecisions) -> float:
         """Return the width of the interval that contains the log-determinant, in nats."""
-        return self.copies * self._solver.residual(self._weights(log_precision))
+        return self.repeats * self._solver.residual(self._weights(log_precision))
 
     def _weights(self, log_precision: LogPrecisions) -> tuple[float, ...]:
-        return tuple(self.scale * float((-log_precision[name].detach()).exp()) for name in self.names)
+        return tuple(
+            self.scale * float((-log_precision[name].detach()).exp()) for name in self.names
+        )
 
     @cached_property
     def _solver(self) -> "_Solver":
@@ -128,7 +129,9 @@ class Kernel(Block):
         for batch in self.rows.batches:
             part = batch.tensors.get(name)
             if part is None:  # it does not act on the outputs
-                parts.append(torch.zeros(batch.size, width, dtype=torch.float64, device=self.device))
+                parts.append(
+                    torch.zeros(batch.size, width, dtype=torch.float64, device=self.device)
+                )
             else:
                 parts.append(part.matrix(layout).double())
         return torch.cat(parts)
@@ -232,7 +235,7 @@ class _LogDeterminant(torch.autograd.Function):
         """Return the value."""
         ctx.kernel = kernel
         ctx.weights = tuple((kernel.scale * log_weights.exp()).tolist())
-        return kernel.copies * kernel._solver.value(ctx.weights)
+        return kernel.repeats * kernel._solver.value(ctx.weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -240,7 +243,7 @@ class _LogDeterminant(torch.autograd.Function):
         kernel: Kernel = ctx.kernel
         slopes = kernel._solver.slopes(ctx.weights)
         weights = slopes.new_tensor(ctx.weights)
-        return gradients[0] * kernel.copies * weights * slopes, None
+        return gradients[0] * kernel.repeats * weights * slopes, None
 
 
 Weights = tuple[float, ...]
@@ -409,9 +412,7 @@ def _columns(kernel: Kernel, name: str, rows: Index) -> Float[Tensor, "m r"]:
     return result
 
 
-def _products(
-    kernel: Kernel, name: str, left: BatchRows, right: BatchRows
-) -> Float[Tensor, "l r"]:
+def _products(kernel: Kernel, name: str, left: BatchRows, right: BatchRows) -> Float[Tensor, "l r"]:
     """Return the inner products of two sets of rows in one tensor."""
     one, other = left.tensors.get(name), right.tensors.get(name)
     if one is None or other is None:

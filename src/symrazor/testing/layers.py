@@ -12,7 +12,7 @@ from symrazor.core.parameters import weights
 from symrazor.curvature.coverage import layers, verify
 from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.linalg.blocks import Kron
-from symrazor.testing.oracles import Head, assert_close, dense_block, dense_ggn, kernel_block
+from symrazor.testing.oracles import Head, assert_close, assert_kernel_form, dense_block, dense_ggn
 
 
 class LayerSuite(ABC):
@@ -86,26 +86,7 @@ class LayerSuite(ABC):
     def test_kernel_form_is_dense_ggn(self) -> None:
         """The kernel form agrees with the dense Gauss-Newton matrix for any precisions."""
         model, x, y = self._case()
-        batches = [(x[:2], y[:2]), (x[2:], y[2:])]
-        curvature = estimate_curvature(model, Categorical(), batches, Method(structure="kernel"))
-        kernel = kernel_block(model, curvature)
-        precisions = torch.linspace(-1, 2, len(kernel.names), dtype=torch.float64).requires_grad_()
-        log_precision = dict(zip(kernel.names, precisions.unbind(), strict=True))
-        expanded = [v.expand(kernel.shapes[k]).flatten() for k, v in log_precision.items()]
-        truth = dense_ggn(model, Categorical(), x, y, kernel.names)
-        P = truth + torch.diag(torch.cat(expanded).exp())
-        values = torch.stack(
-            [kernel.logdet(log_precision), torch.logdet(P) - torch.cat(expanded).sum()]
-        )
-        assert_close(values[:1], values[1:], self.tolerance)
-        slopes = [torch.autograd.grad(v, precisions, retain_graph=True)[0] for v in values]
-        assert_close(slopes[0], slopes[1], self.tolerance)
-        J = torch.randn(2, 3, len(P), dtype=torch.float64)
-        expected = J @ torch.linalg.inv(P.detach()) @ J.mT
-        fixed = {name: value.detach() for name, value in log_precision.items()}
-        assert_close(kernel.covariance(fixed, J), expected, self.tolerance)
-        root = kernel.draw(fixed, torch.eye(len(P), dtype=torch.float64))
-        assert_close(root.mT @ root, torch.linalg.inv(P.detach()), self.tolerance)
+        assert_kernel_form(model, x, y, self.tolerance)
 
     def test_kron_of_one_datum_and_one_position_is_exact(self) -> None:
         """Dense blocks are exact; Kronecker factors are exact if the sum has one term."""

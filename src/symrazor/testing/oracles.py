@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev
 
 from symrazor.accelerate.torch_internals import COPY_OPERATIONS, TorchDispatchMode
-from symrazor.core.likelihood import Likelihood
+from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import weights
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import Curvature
+from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
 from symrazor.curvature.kernel import ROWS_KEY
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.jacobian_rows import JacobianRows
@@ -90,6 +90,31 @@ def assert_close(got: Tensor, expected: Tensor, tolerance: float) -> None:
     scale = float(expected.detach().abs().max()) or 1.0
     error = float((got.detach() - expected.detach()).abs().max()) / scale
     assert error <= tolerance, f"relative error {error:.2e} exceeds {tolerance:.0e}"
+
+
+def assert_kernel_form(model: nn.Module, x: Tensor, y: Tensor, tolerance: float) -> None:
+    """Assert that the kernel form agrees with the dense Gauss-Newton matrix of a classifier.
+
+    Compared are the log-determinant for different precisions of all tensors, the effective
+    parameters, predictive covariances, and draws from the posterior.
+    """
+    batches = [(x[:2], y[:2]), (x[2:], y[2:])]
+    curvature = estimate_curvature(model, Categorical(), batches, Method(structure="kernel"))
+    kernel = kernel_block(model, curvature)
+    log_deltas = torch.linspace(-1, 2, len(kernel.names), dtype=torch.float64).requires_grad_()
+    log_precision = dict(zip(kernel.names, log_deltas.unbind(), strict=True))
+    expanded = torch.cat([v.expand(kernel.shapes[k]).flatten() for k, v in log_precision.items()])
+    P = dense_ggn(model, Categorical(), x, y, kernel.names) + torch.diag(expanded.exp())
+    value, expected = kernel.logdet(log_precision), torch.logdet(P) - expanded.sum()
+    assert_close(value, expected, tolerance)
+    slope, expected_slope = (torch.autograd.grad(v, log_deltas)[0] for v in (value, expected))
+    assert_close(slope, expected_slope, tolerance)
+    fixed = {name: log_delta.detach() for name, log_delta in log_precision.items()}
+    covariance = torch.linalg.inv(P.detach())
+    J = torch.randn(2, 3, len(P), dtype=torch.float64)
+    assert_close(kernel.covariance(fixed, J), J @ covariance @ J.mT, tolerance)
+    root = kernel.draw(fixed, torch.eye(len(P), dtype=torch.float64))
+    assert_close(root.mT @ root, covariance, tolerance)
 
 
 class Head(nn.Module):

@@ -15,7 +15,14 @@ from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.layers.path import Path, is_symrazor_module
 from symrazor.linalg.blocks import Kron
 from symrazor.symmetry.equivariance import representation_actions
-from symrazor.testing.oracles import Head, NoCopies, assert_close, dense_block, dense_ggn
+from symrazor.testing.oracles import (
+    Head,
+    NoCopies,
+    assert_close,
+    assert_kernel_form,
+    dense_block,
+    dense_ggn,
+)
 
 
 class PathSuite(ABC):
@@ -156,6 +163,12 @@ class PathSuite(ABC):
         ).blocks:
             expected = dense_ggn(model, Categorical(), x, y, block.names)
             assert_close(dense_block(block), expected, 1e-8)
+
+    def test_kernel_form_is_the_dense_ggn(self) -> None:
+        """In a small network, the kernel form equals the dense Gauss-Newton matrix."""
+        path, x = self._case()
+        model = Head(path, path.out_channels * path.pixels_out)
+        assert_kernel_form(model, x, torch.arange(len(x)) % 3, 1e-8)
 
     def test_kronecker_factors_by_their_definition(self) -> None:
         """A and G equal their definitions in terms of recorded inputs and autograd's cotangents."""

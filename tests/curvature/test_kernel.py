@@ -1,0 +1,219 @@
+"""Compare the kernel form with the full Gauss-Newton matrix; test every bound."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import symrazor as sr
+from symrazor.curvature import Method, estimate_curvature
+from symrazor.curvature.kernel import ROWS_KEY
+from symrazor.linalg.jacobian_rows import JacobianRows, SharedRows
+from symrazor.linalg.kernel import Kernel
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def _network(seed: int, width: int, outputs: int, pooled: bool) -> nn.Module:
+    torch.manual_seed(seed)
+    body = nn.Sequential(
+        nn.Conv1d(2, width, 3, padding=1, padding_mode="circular"),
+        nn.Tanh(),
+        nn.Conv1d(width, width, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool1d(1) if pooled else nn.Identity(),
+        nn.Flatten(),
+        nn.Linear(width if pooled else 3 * width, outputs),
+    )
+    return body.double()
+
+
+def _data(seed: int, n: int, outputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 2, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(outputs, (n,), generator=generator)
+
+
+def _log_det(model: nn.Module, batches: Batches, n: int | None = None, **options: object) -> float:
+    n_read = sum(len(y) for _, y in batches)
+    razor = sr.Razor(model, "categorical", n or n_read, prior_precision=0.3, **options)
+    return float(razor.evidence(batches, subset=n and n_read).log_det)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian", "bernoulli", "poisson"])
+@pytest.mark.parametrize("width", [2, 12])
+def test_kernel_equals_full(likelihood: str, width: int) -> None:
+    """For fewer and for more weights than rows: value, effective parameters, updates."""
+    model = _network(0, width, 3, pooled=False)
+    x, labels = _data(0, 11, 3)
+    y = labels if likelihood == "categorical" else torch.eye(3)[labels].double()
+    batches = [(x[:4], y[:4]), (x[4:], y[4:])]
+    razors = {
+        structure: sr.Razor(model, likelihood, 22, structure=structure, temperature=0.7)
+        for structure in ("full", "kernel")
+    }
+    steps = {name: razor.step([*batches, *batches]) for name, razor in razors.items()}
+    assert float(steps["kernel"].log_evidence) == pytest.approx(
+        float(steps["full"].log_evidence), rel=1e-10
+    )
+    for name, gamma in steps["full"].effective_parameters.items():
+        assert steps["kernel"].effective_parameters[name] == pytest.approx(gamma, rel=1e-8)
+    for group, precision in razors["full"].prior.precisions.items():
+        assert float(razors["kernel"].prior.precisions[group]) == pytest.approx(
+            float(precision), rel=1e-8
+        )
+
+
+def test_a_subset_scales_the_matrix_like_full() -> None:
+    model, (x, y) = _network(1, 12, 3, pooled=False), _data(1, 8, 3)
+    values = [_log_det(model, [(x, y)], 40, structure=s) for s in ("full", "kernel")]
+    assert values[0] == pytest.approx(values[1], rel=1e-10)
+
+
+def test_low_rank_contains_the_truth_in_its_interval() -> None:
+    """The upper end is used, derivatives belong to it, and the error is far below the tolerance."""
+    model, (x, y) = _network(2, 24, 3, pooled=False), _data(2, 150, 3)
+    curvature = estimate_curvature(model, "categorical", [(x, y)], Method(structure="kernel"))
+    (exact,) = curvature.blocks
+    assert isinstance(exact, Kernel)
+    low_rank = Kernel(exact.shapes, exact.rows, layouts=exact.layouts, exact_rows=0)
+    leaves = {n: torch.tensor(1.5, dtype=torch.float64, requires_grad=True) for n in exact.names}
+    truth, value = exact.logdet(leaves), low_rank.logdet(leaves)
+    width = low_rank.residual(leaves)
+    assert 0 < width <= 0.5
+    assert value.item() - width <= truth.item() <= value.item() + 1e-9
+    assert value.item() - truth.item() <= 0.2 * width
+    slopes = torch.stack(torch.autograd.grad(value, list(leaves.values())))
+    expected = torch.stack(torch.autograd.grad(truth, list(leaves.values())))
+    assert float((slopes - expected).abs().max()) <= 0.05 * float(expected.abs().max())
+    for index, name in enumerate(exact.names):
+        moved = {
+            sign: low_rank.logdet({**leaves, name: leaves[name] + sign * 1e-5}).item()
+            for sign in (1, -1)
+        }
+        slope = (moved[1] - moved[-1]) / 2e-5
+        assert float(slopes[index]) == pytest.approx(slope, rel=1e-5, abs=1e-7)
+
+
+def test_both_forms_of_the_rows_are_used_and_agree() -> None:
+    model, (x, y) = _network(3, 12, 3, pooled=True), _data(3, 6, 3)
+    curvature = estimate_curvature(model, "categorical", [(x, y)], Method(structure="kernel"))
+    rows = curvature.sums[ROWS_KEY]
+    assert isinstance(rows, JacobianRows)
+    forms = {type(part).__name__ for part in rows.batches[0].tensors.values()}
+    assert forms == {"DenseRows", "SharedRows"}
+    for part in rows.batches[0].tensors.values():
+        J = part.matrix()
+        assert torch.allclose(part.squared_lengths(), J.square().sum(1), rtol=1e-12)
+        picked = part.pick(torch.tensor([4, 0]), torch.tensor([1, 0]))
+        assert torch.allclose(picked.matrix(), J[[9, 0]], rtol=1e-12)
+        if isinstance(part, SharedRows):
+            assert part.width == J.shape[1]
+
+
+CASES = st.tuples(
+    st.integers(0, 10**6), st.integers(1, 5), st.integers(2, 4), st.booleans(), st.integers(2, 9)
+)
+
+
+def _check_bounds(case: tuple[int, int, int, bool, int]) -> None:
+    seed, width, outputs, pooled, n = case
+    model, (x, y) = _network(seed, width, outputs, pooled), _data(seed, n, outputs)
+    batches = [(x[: n // 2], y[: n // 2]), (x[n // 2 :], y[n // 2 :])]
+    exact = _log_det(model, batches, structure="kernel")
+    slack = 1e-9 * (1 + exact)
+    previous = math.inf
+    for block in (1, 2, 4, 8, 16):  # each partition merges blocks of the one before
+        value = _log_det(model, batches, structure="kernel", block=block)
+        assert exact - slack <= value <= previous + slack
+        independent = _log_det(
+            model, batches, structure="kernel", block=block, outputs="independent"
+        )
+        assert independent >= value - slack
+        previous = value
+    assert value == pytest.approx(exact, rel=1e-10)
+    assert _log_det(model, batches, structure="block") >= exact - slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(CASES)
+def test_every_bound_lies_below_the_evidence(case: tuple[int, int, int, bool, int]) -> None:
+    _check_bounds(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(CASES)
+def test_every_bound_lies_below_the_evidence_of_1000_networks(
+    case: tuple[int, int, int, bool, int],
+) -> None:
+    _check_bounds(case)
+
+
+def test_subsets_are_a_bound_in_expectation() -> None:
+    """The mean over all subsets equals the mean over all partitions into blocks of that size."""
+    model, (x, y) = _network(4, 4, 2, pooled=False), _data(4, 4, 2)
+    exact = _log_det(model, [(x, y)], structure="kernel")
+    pairs = [
+        _log_det(model, [(x[list(pair)], y[list(pair)])], 4, structure="kernel", block=2)
+        for pair in itertools.combinations(range(4), 2)
+    ]
+    orders = ([0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2])
+    partitions = [
+        _log_det(model, [(x[order], y[order])], structure="kernel", block=2) for order in orders
+    ]
+    assert sum(pairs) / 6 == pytest.approx(sum(partitions) / 3, rel=1e-10)
+    assert min(partitions) > exact
+    scaled = [
+        _log_det(model, [(x[list(pair)], y[list(pair)])], 4, structure="kernel")
+        for pair in itertools.combinations(range(4), 2)
+    ]
+    assert sum(scaled) / 6 < exact  # scaling the matrix of a subset is no lower bound
+
+
+def test_sampled_outputs_are_unbiased_for_independent_ones() -> None:
+    model, (x, y) = _network(5, 4, 3, pooled=False), _data(5, 6, 3)
+    expected = _log_det(model, [(x, y)], structure="kernel", block=3, outputs="independent")
+    razor = sr.Razor(
+        model, "categorical", 6, prior_precision=0.3, structure="kernel", block=3, outputs="sampled"
+    )
+    draws = torch.stack([razor.evidence([(x, y)]).log_det for _ in range(400)])
+    error = float(draws.std()) / math.sqrt(len(draws))
+    assert error > 0
+    assert abs(float(draws.mean()) - expected) < 4 * error
+
+
+def test_one_precision_per_weight_is_an_error() -> None:
+    model, (x, y) = _network(6, 12, 3, pooled=False), _data(6, 4, 3)
+    razor = sr.Razor(model, "categorical", 4, structure="kernel", prior_groups="diagonal")
+    with pytest.raises(ValueError, match="one prior precision per weight"):
+        razor.evidence([(x, y)])
+
+
+def test_options_of_blocks_need_the_kernel_form() -> None:
+    with pytest.raises(ValueError, match="block has no effect for structure='kron'"):
+        Method(block=10)
+    with pytest.raises(ValueError, match="outputs has no effect for structure='full'"):
+        Method(structure="full", outputs="sampled")
+    with pytest.raises(ValueError, match="block must be at least 1"):
+        Method(structure="kernel", block=0)
+
+
+def test_the_posterior_of_the_kernel_form_predicts_like_full() -> None:
+    model, (x, y) = _network(7, 12, 3, pooled=False), _data(7, 9, 3)
+    probabilities = [
+        sr.Razor(model, "categorical", 9, structure=s).posterior([(x, y)]).predict(x, "probit").mean
+        for s in ("full", "kernel")
+    ]
+    assert torch.allclose(*probabilities, rtol=1e-9)
+
+
+def test_blocks_of_data_have_no_posterior() -> None:
+    model, (x, y) = _network(8, 12, 3, pooled=False), _data(8, 9, 3)
+    razor = sr.Razor(model, "categorical", 9, structure="kernel", block=3)
+    with pytest.raises(ValueError, match="posterior needs block=None"):
+        razor.posterior([(x, y)])
