@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.bench.evidence import data, network
@@ -87,7 +87,7 @@ def factors_mb(alpha: int) -> float:
     razor = sr.Razor(network(alpha).eval(), "categorical", 2, estimator="mc")
     sums = razor._curvature(TensorLoader(x, y, 2), None).sums.values()
     matrices = [part.matrix if isinstance(part, Factor) else part for part in sums]
-    return 8 * sum(matrix.numel() for matrix in matrices) / 2**20
+    return 8 * sum(matrix.numel() for matrix in matrices if isinstance(matrix, Tensor)) / 2**20
 
 
 def first_peak(alpha: int, name: str, n: int, batch: int, threads: int) -> float:

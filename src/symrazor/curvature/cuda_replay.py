@@ -127,7 +127,7 @@ def can_record(task: CurvatureTask, total: BatchSums, x: Input) -> bool:
     return all(
         value.total is not None and value.total.mutable and not value.parts
         if isinstance(value, Factor)
-        else value.device.type == "cpu"
+        else isinstance(value, Tensor) and value.device.type == "cpu"
         for value in total.sums.values()
     )
 

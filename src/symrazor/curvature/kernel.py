@@ -123,7 +123,7 @@ def _outputs(
         yield JacobianRows(samples), 1.0
         return
     c = samples[0].c
-    columns = range(c)
+    columns = list(range(c))
     if outputs == "sampled":
         columns = [int(torch.randint(c, (), generator=generator))]
     for column in columns:

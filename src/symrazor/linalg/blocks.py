@@ -318,7 +318,7 @@ def log_determinant(H: Float[Tensor, "p p"], log_delta: Float[Tensor, " p"]) -> 
     Raises:
         LinAlgError: the matrix is not positive definite.
     """
-    value: Tensor = _LogDeterminant.apply(H, log_delta)
+    value: Tensor = _LogDeterminant.apply(H, log_delta)  # type: ignore[no-untyped-call]
     return value
 
 

@@ -204,7 +204,7 @@ class JacobianRows:
         batches = []
         for batch in self.batches:
             rows = {
-                name: type(part)(*(next(source) for _ in part.tensors))  # type: ignore[arg-type]
+                name: type(part)(*(next(source) for _ in part.tensors))
                 for name, part in batch.tensors.items()
             }
             batches.append(BatchRows(batch.n, batch.c, rows))

@@ -36,6 +36,7 @@ log-determinant, and never raises the evidence:
    Jensen's inequality, its expectation is at most $\log|I + \Delta^{-1} H|$.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,15 +99,16 @@ class Kernel(Block):
         log_weights = torch.stack([-log_precision[name].double() for name in self.names])
         if any(tensor.requires_grad for tensor in self.rows.tensors):
             return self._differentiable_logdet(log_weights)
-        value: Tensor = _LogDeterminant.apply(log_weights, self)
+        value: Tensor = _LogDeterminant.apply(log_weights, self)  # type: ignore[no-untyped-call]
         return value
 
     def _differentiable_logdet(self, log_weights: Float[Tensor, " t"]) -> Tensor:
         root = (0.5 * log_weights).exp().unbind()
         parts = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
-        B = torch.cat(parts, 1) * self.scale**0.5
+        B = torch.cat(parts, 1) * math.sqrt(self.scale)
         K = B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device)
-        return self.repeats * 2 * torch.linalg.cholesky(K).diagonal().log().sum()
+        L: Tensor = torch.linalg.cholesky(K)
+        return self.repeats * 2 * L.diagonal().log().sum()
 
     def residual(self, log_precision: LogPrecisions) -> float:
         """Return the width of the interval that contains the log-determinant, in nats."""
@@ -164,7 +166,8 @@ class Kernel(Block):
     @property
     def whole(self) -> Float[Tensor, "m p"]:
         """Rows of all tensors side by side, scaled."""
-        return torch.cat([self.jacobian(name) for name in self.names], 1) * self.scale**0.5
+        root = math.sqrt(self.scale)
+        return torch.cat([self.jacobian(name) for name in self.names], 1) * root
 
     @property
     def _label(self) -> str:
@@ -223,7 +226,7 @@ class Kernel(Block):
         B, scaled = self.whole * deviation, jacobian.double() * deviation
         L = _cholesky(_plus_identity_(B @ B.mT))
         half: Tensor = torch.linalg.solve_triangular(L, B @ scaled.flatten(0, 1).mT, upper=False)
-        explained = half.mT.unflatten(0, scaled.shape[:2])
+        explained: Tensor = half.mT.unflatten(0, scaled.shape[:2])
         return scaled @ scaled.mT - explained @ explained.mT
 
 
@@ -235,7 +238,8 @@ class _LogDeterminant(torch.autograd.Function):
         """Return the value."""
         ctx.kernel = kernel
         ctx.weights = tuple((kernel.scale * log_weights.exp()).tolist())
-        return kernel.repeats * kernel._solver.value(ctx.weights)
+        value = kernel._solver.value(ctx.weights)
+        return value * kernel.repeats
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
