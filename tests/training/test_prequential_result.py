@@ -8,7 +8,7 @@ import torch
 from symrazor.training.prequential_result import Comparison, Prequential
 
 F64 = torch.float64
-PERMUTATIONS = torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]])
+PERMUTATIONS = torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]])
 TARGETS = torch.tensor([0, 1, 0, 1])
 
 
@@ -33,8 +33,8 @@ def test_sums_over_blocks_and_data() -> None:
 
 
 def test_log_probabilities_by_datum_are_in_the_given_sequence() -> None:
-    # The second order is reversed: its log probabilities are those of data 3, 2, 1, 0.
-    assert A.by_datum.tolist() == [-1, -3.5, -3, -2.5]
+    # The log probabilities of the second order are those of data 1, 2, 3, 0.
+    assert A.by_datum.tolist() == [-1, -1.5, -3, -4.5]
 
 
 def test_paired_difference() -> None:
@@ -44,7 +44,7 @@ def test_paired_difference() -> None:
     assert gap.standard_error == pytest.approx(2)
     assert gap.last_block == pytest.approx((2 + 8) / 2)
     assert gap.last_block_standard_error == pytest.approx(3)
-    by_datum = torch.tensor([(0 + 4) / 2, (2 + 4) / 2, (1 + 0) / 2, (1 + 0) / 2], dtype=F64)
+    by_datum = torch.tensor([(0 + 4) / 2, (2 + 0) / 2, (1 + 0) / 2, (1 + 4) / 2], dtype=F64)
     assert gap.sampling_error == pytest.approx(float(by_datum.std()) * 2)
     assert B.compare(A).difference == -6
     assert A.compare(A).difference == 0 and A.compare(A).verdict == "undecided"
