@@ -57,7 +57,7 @@ def test_tables_show_none_for_missing_values() -> None:
 
 def test_missing_drift_is_left_out_of_the_mean() -> None:
     rows = [{"model": "a", "seed": seed, "drift": d} for seed, d in enumerate((None, 0.5, 1.5))]
-    assert noether.document("x", rows, True, "cpu")["models"]["a"]["drift"] == 1.0
+    assert noether.document(noether.Options(device="cpu"), "x", rows)["models"]["a"]["drift"] == 1.0
 
 
 def test_quantity_drift_is_none_without_conserved_quantities() -> None:

@@ -29,8 +29,10 @@ def test_starts_that_differ_end_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs: `fit` makes the same start of a loose and of a tight prior."""
     short = digits.DIGIT_CONFIG.change(epochs=2, progress=False)
     monkeypatch.setattr(digits, "DIGIT_CONFIG", short)
-    near = [starts.train("digit", precision, "near", 0) for precision in (1.0, 1e4)]
-    given = [starts.train("digit", precision, "given", 0) for precision in (1.0, 1e4)]
+    options = starts.Options()
+    seed_and_data = (0, options, starts.data("digit", options, 0))
+    near = [starts.train("digit", p, "near", *seed_and_data) for p in (1.0, 1e4)]
+    given = [starts.train("digit", p, "given", *seed_and_data) for p in (1.0, 1e4)]
     assert near[0]["evidence"] == pytest.approx(near[1]["evidence"], rel=0.02)
     assert given[0]["evidence"] != pytest.approx(given[1]["evidence"], rel=0.1)
     assert "| digit | near | 10000 | 0 |" in starts.markdown(near)

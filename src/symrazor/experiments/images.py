@@ -1,14 +1,12 @@
 """Load the images of the experiments: official data sets, or the embedded digits."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from torch import Tensor
 
 from symrazor.data import Tensors, cifar10, digits, fashion_mnist, mnist, resized
 from symrazor.experiments.options import Common
 
-DataName = Literal["mnist", "fashion-mnist", "cifar-10"]
 Images = tuple[Tensors, Tensors]
 """Training and test data: images and labels of each."""
 

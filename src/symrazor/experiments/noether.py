@@ -259,16 +259,13 @@ def with_options(config: TrainConfig, options: Options, seed: int) -> TrainConfi
     return config.change(**{"seed": seed, "device": options.resolved_device, **changes})
 
 
-def document(
-    name: str, rows: Sequence[Row], small: bool, device: str, top: str | None = "learned"
-) -> Row:
+def document(options: OfSeeds, name: str, rows: Sequence[Row], top: str | None = "learned") -> Row:
     """Return the results for JSON: means and seeds of each model, and all runs.
 
     Args:
+        options: of the experiment.
         name: of the experiment.
         rows: runs, each with its "model" and "seed".
-        small: whether this is the small version.
-        device: where it ran.
         top: model whose first run has its main results at the top level; None for the only run, if
             there is exactly one.
     """
@@ -280,7 +277,8 @@ def document(
             key: mean(row[key] for row in runs if row.get(key) is not None) for key in sorted(names)
         }
         models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in runs}
-    results: Row = {"experiment": name, "small": small, "device": device}
+    results: Row = {"experiment": name, "small": options.small}
+    results |= {"device": options.resolved_device}
     first = [row for row in rows if top in (row["model"], None) and "error" not in row]
     if first and (top is not None or len(rows) == 1):
         results |= _headline(first[0])
@@ -293,7 +291,7 @@ def _headline(row: Row) -> Row:
 
 def save(options: OfSeeds, name: str, rows: Sequence[Row], top: str | None = "learned") -> None:
     """Write the results to the file of the options, if there is one; see `document`."""
-    write_json(options.json, document(name, rows, options.small, options.resolved_device, top))
+    write_json(options.json, document(options, name, rows, top))
 
 
 def markdown(rows: Sequence[Row], paper: Sequence[str]) -> str:

@@ -66,14 +66,12 @@ class Case:
     noise: float = 4e-4
 
 
-def cases() -> dict[str, Case]:
-    """Return the systems by name."""
-    return {
-        "two-bodies": Case(nbody(2, 2), 80, 12, 0.4),
-        "kepler": Case(kepler(), 60, 20, noise=1e-4),
-        "anisotropic": Case(oscillators((1.0, math.sqrt(3))), 40, 12),
-        "pendulum": Case(pendulum().with_normal_start(1.5, 1.0), 40, 10, 0.3),
-    }
+CASES = {
+    "two-bodies": Case(nbody(2, 2), 80, 12, 0.4),
+    "kepler": Case(kepler(), 60, 20, noise=1e-4),
+    "anisotropic": Case(oscillators((1.0, math.sqrt(3))), 40, 12),
+    "pendulum": Case(pendulum().with_normal_start(1.5, 1.0), 40, 10, 0.3),
+}
 
 
 def metrics(result: Discovered, known: Algebra) -> Row:
@@ -109,9 +107,9 @@ def run(options: Options) -> str:
     Raises:
         ValueError: an unknown row.
     """
-    systems, rows = cases(), []
-    for name in options.choose(systems):
-        case = systems[name]
+    rows: list[Row] = []
+    for name in options.choose(CASES):
+        case = CASES[name]
         known = quadratic_invariants(case.system).algebra
         for seed in options.seed:
             data = simulate(case.system, case.count, case.steps, case.dt, seed=10_000 + seed)

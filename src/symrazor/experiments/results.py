@@ -123,10 +123,10 @@ def gather(
         file: File for the results; None to save nothing.
         jobs: Functions that return one run each.
         runs: Earlier runs to add to the file.
-        also: Function from all runs to further entries of the file.
+        also: As in `add_runs`.
 
     Returns:
-        The new runs, earlier runs and those that were in the file.
+        All runs: new, earlier, and from the file.
     """
     check_writable_file(file)
 

@@ -171,7 +171,7 @@ def run_row(row: str, seed: int, options: Options) -> Run:
     largest = [symmetry.group for symmetry in layer.symmetry if symmetry.largest]
     group = largest[0] if len(largest) == 1 else "none"
     return {
-        "row": _named(row, options.starts),
+        "row": row if options.starts == STARTS[:1] else f"{row}, {' or '.join(options.starts)}",
         "start": best,
         "evidences": {start: -value for start, value in evidences.items()},
         "found": group,
@@ -181,11 +181,6 @@ def run_row(row: str, seed: int, options: Options) -> Run:
         "evidence": -evidences[best],
         "seconds": sum(reading.train["seconds"] for reading in readings.values()),
     }
-
-
-def _named(row: str, starts: Sequence[Start]) -> str:
-    """Return the name of a row, with its starts if they are not the default."""
-    return row if tuple(starts) == STARTS[:1] else f"{row}, {' or '.join(starts)}"
 
 
 def run(options: Options) -> str:

@@ -92,12 +92,11 @@ def train(
     precision: float,
     start: Start,
     seed: int,
-    options: Options | None = None,
-    images: Images | None = None,
+    options: Options,
+    images: Images,
 ) -> Row:
-    """Train one network and return its figures; by default on the images of `data`."""
-    options = Options() if options is None else options
-    training, test = data(task, options, seed) if images is None else images
+    """Train one network and return its figures."""
+    training, test = images
     base = digits.DIGIT_CONFIG if options.data is None else MNIST
     if options.limit is not None:
         base = base.change(batch_size=min(base.batch_size, -(-len(training[1]) // MIN_BATCHES)))
