@@ -257,7 +257,7 @@ def echelon(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
     return rows
 
 
-def canonical_rows(rows: Float[Tensor, "m f"]) -> Float[Tensor, "m f"]:
+def canonical_rows(rows: Float[Tensor, "m f"]) -> Float[Tensor, "rank f"]:
     """Return the unique reduced row echelon form of a span, with pivots from the left."""
     rows, rank = rows.clone(), 0
     for j in range(rows.shape[1]):
