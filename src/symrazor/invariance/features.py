@@ -245,11 +245,8 @@ class NetworkFeatures(Averaged):
     """Features of any network under transformations of its input.
 
     Args:
-        network: images [n, c, h, w] or vectors [n, d] -> features [n, width].
+        network: images [n, c, h, w] or vectors [n, d] -> features [n, width], which are vectors.
         example: a few inputs, to determine the features' shape.
-
-    Raises:
-        ValueError: if the outputs are not vectors.
     """
 
     def __init__(self, network: nn.Module, example: Tensor) -> None:

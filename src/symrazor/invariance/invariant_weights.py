@@ -215,8 +215,8 @@ class InvariantWeights(nn.Module):
             raise ValueError(
                 f"{len(places)} models must replace {len(places)} places, got {list(other.lead)}."
             )
-        for mine, new in zip(self._batched(), other._batched(), strict=True):
-            mine[list(places)] = new
+        for values, new in zip(self._batched(), other._batched(), strict=True):
+            values[list(places)] = new
 
     def _batched(self) -> list[Tensor]:
         """Return every tensor with the leading dimension of the models, in fixed order."""

@@ -60,14 +60,11 @@ def draw(
     """Draw random nodes; every point is uniform on the cube.
 
     Args:
-        n: number of points.
-        k: dimension of the cube.
+        n: number of points, at least 1.
+        k: dimension of the cube, at least 1.
         scheme: sampling scheme, see the module docstring.
         generator: random generator; the points are on its device.
         lead: leading dimensions for independent sets of n points, such as one per input.
-
-    Raises:
-        ValueError: if n or k is below 1, or the scheme is unknown.
     """
     _check(n, k, scheme, Random)
     lead = tuple(lead)
