@@ -198,10 +198,8 @@ def _restore(annotation: Any, value: Any) -> Any:
     if annotation is float and value is None:
         return math.nan
     origin, parts = get_origin(annotation), get_args(annotation)
-    if origin is list:
-        return [_restore(parts[0], part) for part in value]
-    if origin is tuple:
-        return tuple(_restore(parts[0], part) for part in value)
+    if origin in (list, tuple):
+        return origin(_restore(parts[0], part) for part in value)
     if origin is dict:
         return {key: _restore(parts[1], part) for key, part in value.items()}
     return value

@@ -33,24 +33,20 @@ FREE_SHARE = 0.05
 Free paths never reach a share of zero, because no prior precision is infinite. They keep a few per
 cent where the data are symmetric, and a quarter or more where they are not.
 """
-
 SMALL_ERROR = 0.05
 """Equivariance error below which a layer counts as equivariant: 1/400 of the output variance.
 
 In five-block networks on embedded digits, layers measured 0.3 to 5 % where the label is independent
 of the position, and all but one layer 14 to 28 % where the label includes the position.
 """
-
 LARGE_ERROR = 0.25
 """Equivariance error above which a layer is not approximately equivariant: 1/16 of the variance.
 
 If free paths hold no share, an error this large is not evidence against the symmetry: the data do
 not determine the weights that cause it, as in a network after little training.
 """
-
 TRANSLATION = "translation"
 """Name of the translation group, which describes the layers of image networks."""
-
 MIN_OPEN_WIDTH: dict[str, float] = {
     "degrees": 5.0,
     "pixels": 0.5,
@@ -67,10 +63,8 @@ Full invariance to a flip has probability 0.5, to quarter turns 0.25 each; the t
 of these. The other thresholds are barely visible to a person: images that are never transformed
 still give widths slightly above 0.
 """
-
 FULL_WIDTH: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
 """Unit -> width from which the network counts as invariant to the whole group."""
-
 _NOUNS = {
     "rotation": "rotations",
     "x-translation": "horizontal shifts",
@@ -90,7 +84,6 @@ _NOUNS = {
     "time scale": "changes of speed",
 }
 """Generator -> its name in a sentence; other generators keep their name."""
-
 Kind = Literal["equivariant", "approximate", "unused freedom", "borders", "broken", "undetermined"]
 
 
