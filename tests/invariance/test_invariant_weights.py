@@ -237,7 +237,7 @@ def test_invalid_models_raise() -> None:
         InvariantHead(nn.Flatten(), torch.zeros(2, 1, 6, 6, dtype=torch.uint8), group, 3)
     with pytest.raises(ValueError, match="data sets must have the same shape"):
         Data.of([(torch.zeros(3, 2), labels(3)), (torch.zeros(4, 2), labels(4))])
-    with pytest.raises(ValueError, match="3 inputs but 4 labels"):
+    with pytest.raises(ValueError, match="x and y in data set 0 must have the same number"):
         Data.of([(torch.zeros(3, 2), labels(4))])
     with pytest.raises(ValueError, match="No data sets: pass at least one pair"):
         Data.of([])
