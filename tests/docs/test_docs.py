@@ -68,21 +68,25 @@ def test_links_lead_somewhere(page: Path) -> None:
 COMMAND = re.compile(
     r"`((?:symrazor|python -m symrazor[.\w]*|python benchmarks/\w+\.py|make) [^`]+)`"
 )
-INDENTED = re.compile(r"^ {4}((?:symrazor|python -m symrazor[.\w]*|make) .+)$", re.MULTILINE)
+LINE = re.compile(
+    r"^(?: {4}|\$ )?(?:[A-Z_]+=\S+ )*((?:symrazor|python -m symrazor[.\w]*|make) .+)$", re.MULTILINE
+)
+CODE_BLOCK = re.compile(r"^```(?:console|text)\n(.*?)^```|^( {4}.*\n)", re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[list[str]]:
-    """Words of the commands that a page shows, in the text and in indented blocks."""
+    """Return the words of the commands that a page shows, in the text and in code blocks."""
     text = re.sub(r"\\\n\s*", " ", page.read_text())
-    found = [*COMMAND.findall(text), *INDENTED.findall(text)]
-    return [re.sub(r"\s#.*", "", one).split() for one in found]
+    blocks = [match[1] or match[2] for match in CODE_BLOCK.finditer(text)]
+    shown = [*COMMAND.findall(text), *(line for block in blocks for line in LINE.findall(block))]
+    return [re.sub(r"\s#.*", "", command).split() for command in shown]
 
 
 def help_of(program: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a program says about its options."""
+    """Return the help text of a program, or of its subcommand."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setenv("COLUMNS", "500")
-        patch.setattr(sys, "argv", [program[0], "--help"])
+        patch.setattr(sys, "argv", [*program, "--help"])
         if program[0] == "symrazor":
             cli.run([*program[1:], "--help"])
         elif program[0].endswith(".py"):
@@ -91,6 +95,31 @@ def help_of(program: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> str
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
     assert end.value.code in (0, None), program
     return capsys.readouterr().out
+
+
+def program_of(words: list[str]) -> tuple[str, ...]:
+    """Return the program of a command with its subcommands, whose help lists the options."""
+    if words[0] == "symrazor":
+        depth = 3 if words[1] == "experiment" else 2
+    else:
+        words = words[2:] if words[1] == "-m" else words[1:]
+        depth = 2 if words[0] == "symrazor.experiments" else 1
+    options = [i for i, word in enumerate(words) if word.startswith("-")]
+    return tuple(words[: min([depth, *options])])
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("symrazor discover data.npz --seed 1", ("symrazor", "discover")),
+        ("symrazor experiment starts --json FILE", ("symrazor", "experiment", "starts")),
+        ("symrazor experiment --help", ("symrazor", "experiment")),
+        ("python -m symrazor.experiments starts --json FILE", ("symrazor.experiments", "starts")),
+        ("python benchmarks/fit.py --json FILE", ("benchmarks/fit.py",)),
+    ],
+)
+def test_programs_and_their_subcommands(command: str, expected: tuple[str, ...]) -> None:
+    assert program_of(command.split()) == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -102,11 +131,7 @@ def test_commands_have_the_options_that_pages_show(capsys: pytest.CaptureFixture
             if words[0] == "make":
                 assert words[1].rstrip(".,;") in targets, f"{page.name}: {words}"
                 continue
-            if words[0] == "symrazor":
-                named = words[1] == "experiment" and not words[2].startswith("-")
-                program = tuple(words[: 3 if named else 2])
-            else:
-                program = (words[2] if words[1] == "-m" else words[1],)
+            program = program_of(words)
             if program[-1].isupper():  # any of them
                 continue
             if program not in known:

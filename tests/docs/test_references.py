@@ -1,7 +1,9 @@
-"""Names of symrazor in docstrings and pages exist.
+"""Names and files that docstrings and pages cite exist.
 
 A reference is a dotted name that begins with `symrazor.` or `sr.`, in the docstrings of the source
-and in the prose and code of the pages. The names of files and commands are no references.
+and in the prose and code of the pages, or the path of a Python file in a page. The architecture
+page cites files relative to `src/symrazor/`, and each of its paragraphs and list items cites the
+files in which the names that it mentions are defined.
 """
 
 import ast
@@ -14,18 +16,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src" / "symrazor").rglob("*.py"))
+SOURCE = ROOT / "src" / "symrazor"
+SOURCES = sorted(SOURCE.rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = re.compile(r"(?<![\w./@-])(?:symrazor|sr)((?:\.[A-Za-z_]\w*)+)(?![\w/]|-\w)")
 FILES = {"css", "html", "js", "json", "md", "npz", "pt", "py", "safetensors", "toml"}
 """Last parts of dotted names that are names of files."""
+ARCHITECTURE = ROOT / "docs" / "contributing" / "architecture.md"
+CITED_FILE = re.compile(r"((?:\w+/)+\w+\.py)(?:::(\w+))?")
+DEFINITION = re.compile(r"^\s*(?:(?:def|class) |(?=\w+(?::| =)))(\w+)", re.MULTILINE)
+"""Name of a function, class, constant or field at the beginning of a line."""
+BUILTINS = ("print",)
+CODE_NAME = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\([^`]*\))?`")
 
 
 @cache
 def resolves(name: str) -> bool:
     """Whether a name below `symrazor` is a module, or an attribute that a module leads to.
 
-    Modules come first: `symrazor.discovery` is a function that hides the package of that name.
+    Modules come first, because `symrazor` may have an attribute of the same name.
     """
     parts = name.split(".")
     for length in range(len(parts), -1, -1):
@@ -41,13 +50,13 @@ def resolves(name: str) -> bool:
     return False
 
 
-def _has(found: object, names: list[str]) -> bool:
-    """Whether attributes lead from an object along some names."""
+def _has(value: object, names: list[str]) -> bool:
+    """Return whether attributes lead from an object along these names."""
     for name in names:
         # A field of a dataclass without a default is an annotation, not an attribute.
-        if not hasattr(found, name):
-            return name in getattr(found, "__annotations__", {})
-        found = getattr(found, name)
+        if not hasattr(value, name):
+            return name in getattr(value, "__annotations__", {})
+        value = getattr(value, name)
     return True
 
 
@@ -83,10 +92,58 @@ def test_references_are_recognised(text: str, expected: list[str]) -> None:
 
 
 def test_references_in_docstrings_exist() -> None:
-    found = {file: [n for text in docstrings(file) for n in unknown(text)] for file in SOURCES}
-    assert {str(f.relative_to(ROOT)): names for f, names in found.items() if names} == {}
+    missing = {file: [n for text in docstrings(file) for n in unknown(text)] for file in SOURCES}
+    assert {str(f.relative_to(ROOT)): names for f, names in missing.items() if names} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_references_in_pages_exist(page: Path) -> None:
     assert unknown(page.read_text()) == []
+
+
+def missing_files(text: str) -> list[str]:
+    """Return the cited Python files that do not exist, and the cited tests that a file lacks."""
+    missing = []
+    for path, test in CITED_FILE.findall(text):
+        file = next((f for f in (ROOT / path, SOURCE / path) if f.exists()), None)
+        if file is None or (test and f"def {test}(" not in file.read_text()):
+            missing.append(f"{path}::{test}" if test else path)
+    return missing
+
+
+def test_missing_files_are_recognised() -> None:
+    assert missing_files("`curvature/tape.py`, `src/symrazor/curvature/tape.py`") == []
+    assert missing_files("tests/docs/test_references.py::test_missing_files_are_recognised") == []
+    assert missing_files("curvature/no_such.py") == ["curvature/no_such.py"]
+    cited = "tests/docs/test_docs.py::test_no_such"
+    assert missing_files(f"(`{cited}`)") == [cited]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_pages_cite_exist(page: Path) -> None:
+    assert missing_files(page.read_text()) == []
+
+
+def names_elsewhere(text: str) -> list[str]:
+    """Return the names in code style that no file cited in the same text defines."""
+    files = [SOURCE / path for path, _ in CITED_FILE.findall(text) if (SOURCE / path).exists()]
+    defined = {name for file in files for name in DEFINITION.findall(file.read_text())}
+    names = [name for name in CODE_NAME.findall(text) if name not in BUILTINS]
+    return [name for name in names if not set(name.removeprefix("sr.").split(".")) <= defined]
+
+
+def walk() -> list[str]:
+    """Return the numbered steps of the architecture page."""
+    section = ARCHITECTURE.read_text().partition("## From `sr.fit`")[2].partition("\n## ")[0]
+    return re.split(r"\n(?=\d+\. )|\n\n(?=\S)", section.partition("\n```\n")[2])
+
+
+def test_names_in_other_files_are_recognised() -> None:
+    assert names_elsewhere("`Tape.cotangents` in `curvature/tape.py`") == []
+    assert names_elsewhere("`no_such_name` in `curvature/tape.py`") == ["no_such_name"]
+    assert names_elsewhere("`Tape` in `curvature/estimate.py`") == ["Tape"]  # imported, not defined
+
+
+@pytest.mark.parametrize("step", walk(), ids=lambda step: step.strip()[:20])
+def test_the_architecture_page_names_the_right_files(step: str) -> None:
+    assert names_elsewhere(step) == []

@@ -1,4 +1,4 @@
-"""What several processes are to find as one does, for test_distributed.py.
+"""Compute cases in several processes, to compare with one process in the tests.
 
 torchrun ... distributed_job.py OUT CASE...: each process writes OUT/CASE-RANK.json.
 """

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Name and options of the experiment; by default those of the process.
     """
-    parser = argparse.ArgumentParser(prog="symrazor experiment")
+    parser = argparse.ArgumentParser(prog="python -m symrazor.experiments")
     names = parser.add_subparsers(dest="experiment", required=True, metavar="NAME")
     for name in EXPERIMENTS:
         text = summary(name)
