@@ -1,7 +1,8 @@
-"""Check the shape of the package: no shadowed modules, a documented purpose for every package."""
+"""Check the shape of the package: no shadowed modules, documented packages, mirrored tests."""
 
 import importlib
 import pkgutil
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +13,18 @@ PACKAGES = [
     "symrazor",
     *(m.name for m in pkgutil.walk_packages(sr.__path__, "symrazor.") if m.ispkg),
 ]
+
+SOURCE, TESTS = Path(sr.__path__[0]), Path(__file__).parent
+SEVERAL_MODULES = {
+    "accelerate/test_cuda.py",
+    "cli/test_wrong_files.py",
+    "core/test_extensions.py",
+    "curvature/test_factor_forms.py",
+    "dynamics/test_errors.py",
+    "layers/test_sparse_curvature.py",
+    "runs/test_untrusted_files.py",
+}
+"""Tests of a behaviour that several modules of a package share."""
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -38,3 +51,22 @@ def test_the_public_names_exist_and_are_few() -> None:
     assert len(sr.__all__) <= 52
     internals = {"accelerate", "core", "linalg", "report", "files"} & set(sr.__all__)
     assert not internals
+
+
+def is_named_after_a_module(test: str) -> bool:
+    """Return whether a test is `test_<module>.py` or `test_<module>_<aspect>.py` in its package."""
+    package = (SOURCE / test).parent
+    words = Path(test).stem.split("_")[1:]
+    names = ["_".join(words[:length]) for length in range(1, len(words) + 1)]
+    return any((package / f"{name}.py").exists() or (package / name).is_dir() for name in names)
+
+
+def test_tests_mirror_the_source_tree() -> None:
+    assert is_named_after_a_module("curvature/test_convolution_grid.py")
+    assert not is_named_after_a_module("curvature/test_nothing.py")
+    files = [file.relative_to(TESTS) for file in TESTS.glob("*/**/test_*.py")]
+    mirrored = [str(file) for file in files if (SOURCE / file.parts[0]).is_dir()]
+    assert {file for file in mirrored if not is_named_after_a_module(file)} == SEVERAL_MODULES
+    folders = {file.parts[0] for file in files} - {"docs"}
+    modules = {path.stem for path in SOURCE.iterdir()}
+    assert folders <= modules

@@ -1,4 +1,4 @@
-"""Plan comparisons, split data, and reject wrong options."""
+"""Plan comparisons and final trainings, split data, and reject wrong options."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,17 +9,26 @@ from discover_data import some_data
 from torch import nn
 
 import symrazor as sr
+from symrazor.core.likelihood import Gaussian
 from symrazor.data import dataset
 from symrazor.data.arrays import prepare
+from symrazor.discovery import budget
 from symrazor.discovery.api import split_held_out
 from symrazor.discovery.budget import (
+    EVIDENCE_SUBSET,
     Cost,
+    RefitPlan,
     batch_size,
     default_evidence_interval,
+    evidence_interval,
     plan_comparison,
+    plan_question,
+    plan_refit,
+    timed_config,
 )
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.question import Family, Options, Structure
+from symrazor.discovery.question import Family, Options, Question, Structure
+from symrazor.training.options import FitConfig
 
 
 @pytest.mark.parametrize("seconds", [0.1, 5.0, 60.0, 1e4])
@@ -98,3 +107,53 @@ def test_labels_of_a_family() -> None:
     family = Family([Structure("a", nn.Identity, "an a")])
     assert family.label("a") == "an a"
     assert [s.name for s in candidates_for(some_data("set")).structures][1] == "shared"
+
+
+def test_comparison_takes_a_larger_share_of_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expect a third of the time if that gives enough steps, otherwise more than half."""
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    family = candidates_for(dataset(x, x[:, 0], kind="vector"))
+    question = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
+    cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
+    monkeypatch.setattr(budget, "measure_costs", lambda *arguments: cost)
+    for minutes, part in ((0.1, 0.55), (1.0, 1 / 3)):
+        plan = plan_question(question, Options(minutes=minutes), lambda text: None)[1]
+        expected = plan_comparison(cost, 300, part * 60 * minutes)
+        assert abs(plan.epochs - expected.epochs) <= 1, minutes
+        assert (plan_comparison(cost, 300, 20 * minutes).steps < 400) is (part > 0.5)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 60.0, 1e4])
+@pytest.mark.parametrize("n", [30, 1000, 60_000])
+def test_refit_plan_has_the_most_epochs_that_fit(n: int, seconds: float) -> None:
+    cost = Cost(1e-4, 2e-4, 0.5)
+    plan = plan_refit("a", cost, n, seconds)
+    assert plan is not None
+    assert cost.total_seconds(plan.samples, plan.epochs, plan.evidence_steps) <= 0.95 * seconds
+    steps = min(n, EVIDENCE_SUBSET) * 2e-4  # seconds of an evidence step
+    assert plan.evidence_steps == 20 or (plan.evidence_steps + 1) * steps > 0.2 * 0.95 * seconds
+    assert plan.evidence_steps == 6 or plan.evidence_steps * steps <= 0.2 * 0.95 * seconds
+    if plan.samples < n:
+        assert cost.total_seconds(n, 3, plan.evidence_steps) > 0.95 * seconds
+    most = plan.epochs == 1000 or plan.steps >= 10_000 or plan.epochs == 100
+    assert (
+        most
+        or cost.total_seconds(plan.samples, plan.epochs + 1, plan.evidence_steps) > 0.95 * seconds
+    )
+    assert plan_refit("a", cost, n, 0.3) is None
+
+
+def test_cost_of_a_run() -> None:
+    """Compute by hand: evidence steps at epochs 4, 8, 12, 16 and 20, and one on all data."""
+    config = timed_config(FitConfig(), 20, 5000, 5)
+    assert (config.every, config.subset, config.batch_size) == (4, EVIDENCE_SUBSET, 128)
+    assert [evidence_interval(epochs, 10) for epochs in (1, 10, 11, 30)] == [1, 1, 2, 3]
+    expected = 20 * 5000 * 1e-3 + (5 * 1000 + 5000) * 1e-2 + 3
+    assert Cost(1e-3, 1e-2, 3.0).total_seconds(5000, 20, 5) == pytest.approx(expected)
+    expected = 20 * 5000 * 1e-3 + (10 * 1000 + 5000) * 1e-2 + 3
+    assert Cost(1e-3, 1e-2, 3.0).total_seconds(5000, 20) == pytest.approx(expected)
+    loop = 20 * 5000 * 1e-3 + 10 * 1000 * 1e-2
+    slower = Cost(1e-3, 1e-2, 3.0).corrected(5000, 20, 2 * loop, 7.0)
+    assert slower.total_seconds(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
+    assert Cost(1e-3, 1e-2, 3.0).corrected(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
+    assert RefitPlan("a", 3, 1000).steps == 3 * 32  # batches of 32
