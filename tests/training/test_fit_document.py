@@ -3,7 +3,6 @@
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import page_document
 import pytest
@@ -13,8 +12,7 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.layers import FFC, Conv, Relaxed
-from symrazor.report.page import page_html
-from symrazor.training.fit_document import document_of, document_of_runs
+from symrazor.training.fit_document import document_of
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +58,6 @@ def test_document_of_a_fit_is_plain_json(fitted: sr.Fit) -> None:
     assert document["questions"][0]["calibration"]["on"] == "held-out data"
     assert sum(document["questions"][0]["calibration"]["count"]) == 9
     assert document["command"] == "mine" and document["versions"]["torch"] == torch.__version__
-
-
-def test_document_of_an_experiment(fitted: sr.Fit) -> None:
-    reading = fitted.reading.to_dict()
-    runs: list[dict[str, Any]] = [
-        {"row": "a", "seed": 0, "small": True, "reading": reading},
-        {"row": "a", "seed": 1, "small": True, "reading": reading},
-        {"row": "b", "seed": 0, "small": True, "error": "diverged"},
-        {"row": "c", "seed": 0, "small": True, "reading": reading},
-    ]
-    data = Page(page_html(document_of_runs("table", runs))).data
-    assert [(q["name"], len(q["candidates"])) for q in data["questions"]] == [("a", 2), ("c", 1)]
-    assert data["data"]["diverged"] == ["b, seed 0"]
-    with pytest.raises(ValueError, match="None of the 1 runs has a reading"):
-        document_of_runs("table", runs[2:3])
 
 
 def test_regression_on_vectors_writes_a_report(tmp_path: Path) -> None:

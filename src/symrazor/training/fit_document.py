@@ -8,7 +8,7 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,43 +84,6 @@ def document_of(
                 ],
                 **parts_of(fit, test=test, classes=classes),
             }
-        ],
-    }
-
-
-def document_of_runs(experiment: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the document of an experiment: one question per row, its seeds as candidates.
-
-    Args:
-        experiment: name of the experiment.
-        runs: runs as `experiments.results.read_runs` returns them; diverged runs are listed.
-
-    Raises:
-        ValueError: no run has a reading.
-    """
-    done = [run for run in runs if "reading" in run]
-    if not done:
-        raise ValueError(f"None of the {len(runs)} runs has a reading.")
-    rows: dict[str, list[Mapping[str, Any]]] = {}
-    for run in done:
-        rows.setdefault(str(run["row"]), []).append(run)
-    diverged = [f"{run['row']}, seed {run['seed']}" for run in runs if "reading" not in run]
-    return {
-        "schema": SCHEMA,
-        "title": f"Experiment {experiment}",
-        "command": f"symrazor experiment {experiment}",
-        "versions": {**versions(), **done[0]["reading"].get("versions", {})},
-        "data": {"diverged": diverged} if diverged else None,
-        "questions": [
-            {
-                "name": row,
-                "question": row,
-                "verdict": of_row[0]["reading"].get("verdict", ""),
-                "candidates": [
-                    {"name": f"seed {run['seed']}", "reading": run["reading"]} for run in of_row
-                ],
-            }
-            for row, of_row in rows.items()
         ],
     }
 
