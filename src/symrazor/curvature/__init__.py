@@ -4,12 +4,14 @@ Every supported layer is described in one weight-sharing format (`weight_sharing
 the package only sees that format. May import: `linalg`, `data`, `core`, `accelerate`.
 """
 
+from symrazor.curvature.ekfac import EkfacStructure
 from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
 from symrazor.curvature.kernel import KernelStructure
 from symrazor.curvature.structures import GradientStructure, Structure, register_structure
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 register_structure("kernel", KernelStructure())
+register_structure("ekfac", EkfacStructure())
 
 __all__ = [
     "Curvature",

@@ -33,7 +33,7 @@ from symrazor.curvature.accumulate import (
     Total,
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.structures import STRUCTURES, Structure
+from symrazor.curvature.structures import STRUCTURES, Bases, Structure
 from symrazor.curvature.tape import FastBackward, Tape, record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
@@ -105,6 +105,7 @@ class CurvatureTask:
         method: structure and estimator.
         generator: randomness of the "mc" estimator.
         pieces: each batch is processed in at most this many parts.
+        bases: results of a first pass that a structure needs for its second pass.
     """
 
     model: nn.Module
@@ -113,6 +114,7 @@ class CurvatureTask:
     method: Method
     generator: torch.Generator | None = None
     pieces: int = 1
+    bases: Bases | None = None
 
     @property
     def structure(self) -> Structure:
@@ -226,6 +228,7 @@ class Curvature:
         scale: factor of the sums over the samples read, n_data / n_seen / temperature.
         sums: the statistics from which the blocks were built.
         build: maps statistics to blocks.
+        bases: results of the first pass, for structures that need two.
     """
 
     blocks: list[Block]
@@ -235,6 +238,7 @@ class Curvature:
     scale: float
     sums: Statistics
     build: Callable[[Statistics], list[Block]] = field(repr=False)
+    bases: Bases | None = field(default=None, repr=False)
 
     @cached_property
     def stacked(self) -> StackedSpectra:
@@ -311,6 +315,8 @@ def collect_curvature(
             become matrices after the first batch.
     """
     _check_options(n_data, temperature, keep_graph)
+    if task.structure.passes > 1 and task.bases is None:
+        task = replace(task, bases=_first_pass(task, loader, n_data, temperature, expected))
     keep_freed_memory()
     scheduler = choose_scheduler(task, keep_graph)
     total = Total(_expected_locally(task, keep_graph, expected))
@@ -329,7 +335,32 @@ def collect_curvature(
         return task.structure.build(task, statistics, scale, repeats)
 
     log_likelihood = sums.log_likelihood * scale
-    return Curvature(build(sums.sums), log_likelihood, n_data, sums.n, scale, sums.sums, build)
+    blocks = build(sums.sums)
+    return Curvature(blocks, log_likelihood, n_data, sums.n, scale, sums.sums, build, task.bases)
+
+
+def _first_pass(
+    task: CurvatureTask,
+    loader: Loader,
+    n_data: int | None,
+    temperature: float,
+    expected: int | None,
+) -> Bases:
+    """Return the blocks of the first pass over the data, by tensor."""
+    if iter(loader) is loader:
+        raise ValueError(
+            f"structure={task.method.structure!r} reads the data twice, but the loader is a "
+            "generator, which can be read only once. Pass a list of batches or a DataLoader."
+        )
+    method = replace(task.method, structure=task.structure.first)
+    first = collect_curvature(
+        replace(task, method=method),
+        loader,
+        n_data=n_data,
+        temperature=temperature,
+        expected=expected,
+    )
+    return {name: block for block in first.blocks for name in block.names}
 
 
 def _check_options(n_data: int | None, temperature: float, keep_graph: bool) -> None:

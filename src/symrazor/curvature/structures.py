@@ -49,6 +49,8 @@ MAX_COLLECTED_ENTRIES = 2**18
 
 Cotangents = Iterable[tuple[list[Use], list[Tensor]]]
 """Calls of one layer and their cotangents, for every column of the root and every layer."""
+Bases = dict[str, Block]
+"""Blocks of the first of two passes, by tensor."""
 Gradients = dict[str, list[Tensor]]
 """Per-sample gradients [n, p] of each tensor, one entry per column of the root."""
 
@@ -61,12 +63,17 @@ class Structure(ABC):
         runs_in_threads: whether several jobs may run at once; False if one needs much memory.
         replayable: whether all sums are factors or counts, so that CUDA graphs can add to them.
         supports_weight_precisions: whether a prior may have one precision per weight.
+        passes: number of passes over the data, 1 or 2.
+        first: name of the structure of the first of two passes; the second has its blocks as
+            `task.bases`.
     """
 
     columns_per_job = 1
     runs_in_threads = False
     replayable = False
     supports_weight_precisions = True
+    passes = 1
+    first = "kron"
 
     @abstractmethod
     def collect(
@@ -240,12 +247,7 @@ class KroneckerStructure(Structure):
                     add(sums, (weight, "G"), Factor.of_rows(flat))
         for name, parts in small.items():
             add(sums, (name, "G"), Factor(parts))
-        for name, parts in gradients.items():
-            j = torch.cat(parts)
-            if j.shape[1] > MAX_DENSE_ENTRIES:
-                sums[name, "h"] = j.double().square().sum(0)
-            else:
-                sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
+        add_exact_sums(sums, gradients)
         for bias, weight in shared.items():
             sums[bias, "H"] = sums[weight, "G"]
         return sums
@@ -283,6 +285,16 @@ register_structure("kron", KroneckerStructure())
 register_structure("diag", DiagonalStructure())
 register_structure("block", BlockStructure())
 register_structure("full", FullStructure())
+
+
+def add_exact_sums(sums: Statistics, gradients: Gradients) -> None:
+    """Add H of every tensor, or its diagonal h for a tensor with many entries."""
+    for name, parts in gradients.items():
+        j = torch.cat(parts)
+        if j.shape[1] > MAX_DENSE_ENTRIES:
+            sums[name, "h"] = j.double().square().sum(0)
+        else:
+            sums[name, "H"] = Factor.of_rows(j.unsqueeze(1))
 
 
 def as_job(sums: Callable[[], Statistics], keep_graph: bool) -> Job:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -178,6 +179,20 @@ def check_data_count(n_read: int, expected: int) -> None:
 
 class ReplayableBatches(list[tuple[Input, Tensor]]):
     """Batches of a loader, stored so that a second pass reads the same data."""
+
+
+@dataclass(frozen=True)
+class RepeatedBatches:
+    """Batches that are read anew in every pass, for estimates that need two.
+
+    Args:
+        read: returns the batches of one pass.
+    """
+
+    read: Callable[[], Iterator[tuple[Input, Tensor]]]
+
+    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+        return self.read()
 
 
 class LoaderRNGState:

@@ -20,6 +20,7 @@ Q is kept as rows (`linalg.factor`), Q and all $Q_b$ are projected to the span o
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,7 +92,7 @@ def hyper_gradient(
     parameters = list(eta.values())
     fit = [torch.zeros_like(parameter) for parameter in parameters]
     occam = [torch.zeros_like(parameter) for parameter in parameters]
-    task_of_batch = task.by_batch()
+    task_of_batch = replace(task, bases=curvature.bases).by_batch()
     for number, x, y in numbered_batches(loader, task.pieces):
         batch = task_of_batch(number).batch_sums(x, y, f"batch {number}", keep_graph=True)
         product = torch.zeros((), dtype=torch.float64)

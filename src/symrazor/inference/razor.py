@@ -20,6 +20,7 @@ Hyperparameters inside the network have no fixed point and always move by Adam.
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from symrazor.data.batches import (
     Input,
     Loader,
     LoaderRNGState,
+    RepeatedBatches,
     ReplayableBatches,
     batches,
     call,
@@ -268,11 +270,14 @@ class Razor:
 
     def _curvature(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
         self._refresh_layers()
+        data: Loader = self._batches(loader, subset)
+        if STRUCTURES[self.config.structure].passes > 1 and iter(loader) is not loader:
+            data = RepeatedBatches(partial(self._batches, loader, subset))
         expected = self.n_data if subset is None else min(subset, self.n_data)
         with tf32(False):
             curvature = collect_curvature(
                 self._task(),
-                self._batches(loader, subset),
+                data,
                 n_data=self.n_data,
                 temperature=self.config.temperature,
                 keep_graph=keep_graph,

@@ -143,10 +143,16 @@ class Kron(Block):
         return Spectrum(EigenJob.of_factor(factor, self._label(side), self.resolution), store)
 
     @cached_property
-    def _eigenvectors(self) -> tuple[Tensor, Tensor, Tensor]:
+    def eigenvectors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Eigenvalues [k, g, a] of H, and eigenvectors [k, o, g] of G and [k, i, a] of A."""
         values_a, vectors_a = self.A.eigenvectors(self.name, self.resolution)
         values_g, vectors_g = self.G.eigenvectors(self.name, self.resolution)
         return self.scale * values_g.unsqueeze(2) * values_a.unsqueeze(1), vectors_g, vectors_a
+
+    @property
+    def outside(self) -> Tensor | float:
+        """Eigenvalue of H outside the span of the eigenvectors."""
+        return 0.0
 
     def _whiten(self, log_precision: LogPrecisions, flat: Rows) -> Rows:
         r"""Return $(H + \Delta)^{-1/2} v$ for every row v, a matrix V in each block.
@@ -154,12 +160,13 @@ class Kron(Block):
         $U_G\, [(\lambda + \delta)^{-1/2} \circ (U_G^\top V U_A)]\, U_A^\top$ for the part of V in
         the span of the eigenvectors, and $\delta^{-1/2}$ times its complement, where H is zero.
         """
-        values, left, right = self._eigenvectors
+        values, left, right = self.eigenvectors
         delta = self._log_delta(log_precision).exp()
         V = torch.stack([self.to_blocks(v) for v in flat.double().reshape(-1, *self._shape)])
         inside = left.mT @ V @ right
         outside = V - left @ inside @ right.mT
-        white = left @ (inside * (values + delta).rsqrt()) @ right.mT + outside * delta.rsqrt()
+        white = left @ (inside * (values + delta).rsqrt()) @ right.mT
+        white = white + outside * (self.outside + delta).rsqrt()
         return torch.stack([self.from_blocks(v).flatten() for v in white])
 
     @property
