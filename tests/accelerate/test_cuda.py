@@ -69,7 +69,7 @@ def test_messages_by_nccl_change_nothing(
 
     def found() -> list[float]:
         values: list[float] = []
-        for structure in ("kron", "diag", "block", "full", "kernel"):
+        for structure in ("kron", "diag", "block", "full", "kernel", "ekfac"):
             razor = sr.Razor(job.network().cuda(), "categorical", job.N, structure=structure)
             loader = processes.ShardedLoader(TensorLoader(x, y, 10))
             for _ in range(2):

@@ -62,7 +62,7 @@ def _numbers(found: sr.Evidence) -> dict[str, Any]:
 def evidence() -> dict[str, Any]:
     x, y = images()
     found = {}
-    for structure in ("kron", "diag", "block", "full", "kernel"):
+    for structure in ("kron", "diag", "block", "full", "kernel", "ekfac"):
         for estimator in ("exact", "mc", "empirical"):
             razor = sr.Razor(network(), "categorical", N, structure=structure, estimator=estimator)
             loader = processes.ShardedLoader(TensorLoader(x, y, 10))

@@ -58,7 +58,7 @@ class EkfacStructure(Structure):
         """Return second moments of one batch in the eigenbasis of the first pass."""
         sums: Statistics = {}
         gradients: Gradients = {}
-        rotated: dict[str, Tensor] = {}
+        inputs: dict[str, tuple[Tensor, Tensor]] = {}  # in the format, and rotated
         for uses, gs in cotangents:
             layer, weight = uses[0].layer, uses[0].layer.factored_weight
             formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
@@ -68,12 +68,13 @@ class EkfacStructure(Structure):
             if weight is None or not isinstance(basis, Kron):
                 continue
             _, left, right = (part.to(formed[0].dtype) for part in basis.eigenvectors)
-            a = _inputs(uses, keep_graph)
-            if weight not in rotated:
-                rotated[weight] = a.transpose(1, 2) @ right  # [n, k, s, a]
-            g = torch.cat(formed, 1).transpose(1, 2)  # [n, k, s, o]
-            moments = second_moments(g @ left, rotated[weight])
-            for kind, value in (("D", moments), ("E", _energy(g, a.transpose(1, 2)))):
+            if weight not in inputs:
+                a = _inputs(uses, keep_graph)
+                inputs[weight] = a, _rotate(a, right)
+            a, rotated = inputs[weight]
+            g = torch.cat(formed, 1)
+            moments = second_moments(_rotate(g, left), rotated)
+            for kind, value in (("D", moments), ("E", _energy(g, a))):
                 key = (weight, kind)
                 sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
         add_exact_sums(sums, gradients)
@@ -152,27 +153,37 @@ def _inputs(uses: list[Use], keep_graph: bool) -> Float[Tensor, "n s k i"]:
     return torch.cat([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
 
 
+def _rotate(x: Float[Tensor, "n s k f"], basis: Float[Tensor, "k f r"]) -> Float[Tensor, "n s k r"]:
+    """Multiply every block by its basis, one matrix product for all samples."""
+    n, s, k, f = x.shape
+    blocks = max(k, len(basis))
+    rows = x.permute(2, 0, 1, 3).reshape(k, n * s, f).expand(blocks, -1, -1)
+    return (rows @ basis).reshape(blocks, n, s, -1).permute(1, 2, 0, 3)
+
+
 def second_moments(
-    g: Float[Tensor, "n k s o"], a: Float[Tensor, "n k s i"]
+    g: Float[Tensor, "n s k o"], a: Float[Tensor, "n s k i"]
 ) -> Float[Tensor, "k o i"]:
     r"""Return $\sum_n (\sum_s g_{ns} a_{ns}^\top)^{\circ 2}$ in float64.
 
     For few positions the square is expanded into pairs of positions, and the sum over samples is
     one matrix product; otherwise the gradients of all samples are formed.
     """
-    s = max(g.shape[2], a.shape[2])
+    s = g.shape[1]
     first, second = torch.triu_indices(s, s, device=g.device)
     if len(first) > MAX_POSITION_PAIRS:
-        return (g.mT @ a).square().sum(0, dtype=torch.float64)
-    weight = torch.where(first == second, 1.0, 2.0).to(g).unsqueeze(1)
-    left = weight * g[:, :, first] * g[:, :, second]
-    right = a[:, :, first] * a[:, :, second]
-    return (left.transpose(0, 1).flatten(1, 2).mT @ right.transpose(0, 1).flatten(1, 2)).double()
+        gradients = g.permute(0, 2, 3, 1) @ a.transpose(1, 2)
+        return gradients.square().sum(0, dtype=torch.float64)
+    weight = torch.where(first == second, 1.0, 2.0).to(g).reshape(1, -1, 1, 1)
+    left = (weight * g[:, first] * g[:, second]).flatten(0, 1).transpose(0, 1)
+    right = (a[:, first] * a[:, second]).flatten(0, 1).transpose(0, 1)
+    return (left.mT @ right).double()
 
 
-def _energy(g: Float[Tensor, "n k s o"], a: Float[Tensor, "n k s i"]) -> Float[Tensor, ""]:
+def _energy(g: Float[Tensor, "n s k o"], a: Float[Tensor, "n s k i"]) -> Float[Tensor, ""]:
     r"""Return $\sum_n |\sum_s g_{ns} a_{ns}^\top|^2$."""
-    s, o, i = g.shape[2], g.shape[3], a.shape[3]
+    s, o, i = g.shape[1], g.shape[3], a.shape[3]
+    g, a = g.transpose(1, 2), a.transpose(1, 2)
     if s * (i + o) > o * i:
         return (g.mT @ a).square().sum(dtype=torch.float64)
     return ((g @ g.mT) * (a @ a.mT)).sum(dtype=torch.float64)

@@ -10,7 +10,7 @@ that adds their contributions.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -40,6 +40,7 @@ from symrazor.data.batches import (
     Input,
     Loader,
     NumberedBatch,
+    RepeatedBatches,
     call,
     check_batch,
     map_tensors,
@@ -283,7 +284,10 @@ def estimate_curvature(
     task = CurvatureTask(
         model, model_layers, as_likelihood(likelihood), method or Method(), generator
     )
-    return collect_curvature(task, _verified(task, loader), n_data=n_data, temperature=temperature)
+    data: Loader = _verified(task, loader)
+    if iter(loader) is not loader:
+        data = RepeatedBatches(partial(_verified, task, loader))
+    return collect_curvature(task, data, n_data=n_data, temperature=temperature)
 
 
 def _verified(task: CurvatureTask, loader: Loader) -> Iterator[tuple[Input, Tensor]]:

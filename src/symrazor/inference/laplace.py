@@ -135,8 +135,9 @@ def _sensitivities(
     blocks = curvature.build({**curvature.sums, **sums})
     fixed = {name: value.detach() for name, value in log_curvature.items()}
     value = -0.5 * StackedSpectra(blocks).logdet(fixed)
-    gradients = torch.autograd.grad(value, list(leaves.values()))
-    return views, dict(zip(leaves, gradients, strict=True))
+    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    used = {key: g for key, g in zip(leaves, gradients, strict=True) if g is not None}
+    return views, used
 
 
 def _row_sensitivities(

@@ -41,7 +41,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -55,12 +55,14 @@ from symrazor.linalg.jacobian_rows import BatchRows, Index, JacobianRows, Layout
 
 EXACT_ROWS = 1000
 """Kernels with more rows are approximated from some of their columns."""
-TOLERANCE_NATS = 0.5
-"""Largest trace of the residual of the approximation."""
-FIRST_COLUMNS = 256
-"""Columns that are computed first; their number then doubles until the tolerance is reached."""
+TOLERANCE_NATS = 2.0
+"""Largest trace of the residual of the approximation: the evidence is certain to half of it."""
+MIN_ADDED_COLUMNS = 256
+"""Columns are added in steps of this many, or of half of the present ones if that is more."""
 PIECE_ROWS = 1024
 """Rows that are formed at once, approximately."""
+MAX_COLUMN_SHARE = 0.4
+"""Share of the columns from which computing all of them is cheaper."""
 JITTER = 1e-12
 """Added to the diagonal of the chosen rows and columns, relative to its largest entry."""
 
@@ -87,6 +89,7 @@ class Kernel(Block):
 
     def __post_init__(self) -> None:
         self.names = tuple(self.shapes)
+        self._kept_solver: _Solver | None = None
 
     def logdet(self, log_precision: LogPrecisions) -> Tensor:
         r"""Return $\log|I + \Delta^{-1} H|$, differentiable in log precisions and rows."""
@@ -112,17 +115,22 @@ class Kernel(Block):
 
     def residual(self, log_precision: LogPrecisions) -> float:
         """Return the width of the interval that contains the log-determinant, in nats."""
-        return self.repeats * self._solver.residual(self._weights(log_precision))
+        weights = self._weights(log_precision)
+        return self.repeats * self._solver(weights).residual(weights)
 
     def _weights(self, log_precision: LogPrecisions) -> tuple[float, ...]:
         return tuple(
             self.scale * float((-log_precision[name].detach()).exp()) for name in self.names
         )
 
-    @cached_property
-    def _solver(self) -> "_Solver":
-        exact = self.rows.size <= self.exact_rows
-        return _Exact(self) if exact else _LowRank(self)
+    def _solver(self, weights: "Weights") -> "_Solver":
+        """Return an approximation that is accurate for these weights, or the exact solver."""
+        if self._kept_solver is None:
+            exact = self.rows.size <= self.exact_rows
+            self._kept_solver = _Exact(self) if exact else _LowRank(self)
+        if isinstance(self._kept_solver, _LowRank) and not self._kept_solver.is_accurate(weights):
+            self._kept_solver = _Exact(self)
+        return self._kept_solver
 
     def jacobian(self, name: str) -> Float[Tensor, "m p"]:
         """Return the rows of a tensor in float64."""
@@ -238,14 +246,14 @@ class _LogDeterminant(torch.autograd.Function):
         """Return the value."""
         ctx.kernel = kernel
         ctx.weights = tuple((kernel.scale * log_weights.exp()).tolist())
-        value = kernel._solver.value(ctx.weights)
+        value = kernel._solver(ctx.weights).value(ctx.weights)
         return value * kernel.repeats
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """Return the effective parameters times the gradient."""
         kernel: Kernel = ctx.kernel
-        slopes = kernel._solver.slopes(ctx.weights)
+        slopes = kernel._solver(ctx.weights).slopes(ctx.weights)
         weights = slopes.new_tensor(ctx.weights)
         return gradients[0] * kernel.repeats * weights * slopes, None
 
@@ -295,6 +303,20 @@ class _Exact(_Solver):
         return self._latest[1]
 
 
+class _Approximation(NamedTuple):
+    r"""The Nyström approximation for given weights.
+
+    Args:
+        L: Cholesky factor of W.
+        F: the factor of the approximation, $\hat K = F F^\top$, so that C = F L'.
+        remaining: diagonal of the residual.
+    """
+
+    L: Float[Tensor, "r r"]
+    F: Float[Tensor, "m r"]
+    remaining: Float[Tensor, " m"]
+
+
 class _LowRank(_Solver):
     """Some columns of every K_t, and its diagonal."""
 
@@ -302,15 +324,28 @@ class _LowRank(_Solver):
         self._kernel = kernel
         self._generator = torch.Generator().manual_seed(0)
         self._diagonals = torch.stack([_diagonal(kernel, name) for name in kernel.names])
-        self._columns = [self._diagonals.new_zeros(kernel.rows.size, 0) for _ in kernel.names]
+        self._columns: list[list[Tensor]] = []  # columns of every tensor, step by step
         self._chosen = torch.zeros(0, dtype=torch.long, device=kernel.device)
-        self._latest: tuple[Weights, Tensor, Tensor, Tensor] | None = None
+        self._latest: tuple[Weights, _Approximation, Tensor, Tensor] | None = None
+
+    def is_accurate(self, weights: Weights) -> bool:
+        """Add columns until the residual is small enough; False if that takes too many."""
+        if self._latest is None or self._latest[0] != weights:
+            self._latest = None  # free its memory first
+            approximation = self._approximate(weights)
+            while float(approximation.remaining.sum()) > TOLERANCE_NATS:
+                if len(self._chosen) >= MAX_COLUMN_SHARE * len(approximation.remaining):
+                    return False
+                approximation = self._extend(approximation, weights)
+            gram = approximation.F.mT @ approximation.F
+            inner = _cholesky(_plus_identity_(gram.clone()))
+            self._latest = weights, approximation, gram, inner
+        return True
 
     def value(self, weights: Weights) -> Float[Tensor, ""]:
         """Return the upper end of the interval."""
-        _, F, remaining = self._factor(weights)
-        L = _cholesky(_plus_identity_(F.mT @ F))
-        return 2 * L.diagonal().log().sum() + remaining.sum()
+        approximation, _, inner = self._solve(weights)
+        return 2 * inner.diagonal().log().sum() + approximation.remaining.sum()
 
     def slopes(self, weights: Weights) -> Float[Tensor, " t"]:
         r"""Return the derivatives of the upper end.
@@ -319,66 +354,69 @@ class _LowRank(_Solver):
         $\log|M| - \log|W| + \mathrm{tr}\,K - \mathrm{tr}\,W^{-1} C^\top C$, where C and W are
         linear in the weights.
         """
-        L, F, _ = self._factor(weights)
-        inner = F.mT @ F
-        change = torch.cholesky_inverse(_cholesky(_plus_identity_(inner.clone())))
+        (L, F, _), gram, inner = self._solve(weights)
+        change = torch.cholesky_inverse(inner)
         change.diagonal().sub_(1)  # L' (M^-1 - W^-1) L
         eye = torch.eye(len(L), dtype=L.dtype, device=L.device)
         inverse: Tensor = torch.linalg.solve_triangular(L, eye, upper=False)
-        on_chosen = inverse.mT @ (change + inner) @ inverse
+        on_chosen = inverse.mT @ (change + gram) @ inverse
         on_columns = 2 * F @ (change @ inverse)
         traces = []
-        for columns, diagonal in zip(self._columns, self._diagonals, strict=True):
-            chosen = columns[self._chosen]
-            traces.append(
-                (chosen * on_chosen).sum() + (columns * on_columns).sum() + diagonal.sum()
-            )
+        for number, diagonal in enumerate(self._diagonals):
+            trace, start = diagonal.sum(), 0
+            for step in self._columns:
+                columns = step[number]
+                part = slice(start, start + columns.shape[1])
+                trace = trace + (columns * on_columns[:, part]).sum()
+                trace = trace + (columns[self._chosen] * on_chosen[:, part]).sum()
+                start = part.stop
+            traces.append(trace)
         return torch.stack(traces)
 
     def residual(self, weights: Weights) -> float:
         """Return the trace of the residual."""
-        return float(self._factor(weights)[2].sum())
+        return float(self._solve(weights)[0].remaining.sum())
 
-    def _factor(self, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
-        """Return L with L L' = W, F with F F' = C W^-1 C', and the diagonal of the residual.
+    def _solve(self, weights: Weights) -> tuple[_Approximation, Tensor, Tensor]:
+        """Return the approximation, F'F, and the Cholesky factor of I + F'F."""
+        assert self._latest is not None and self._latest[0] == weights
+        return self._latest[1:]
 
-        Columns are added until the residual is small enough for these weights.
-        """
-        if self._latest is not None and self._latest[0] == weights:
-            return self._latest[1:]
-        diagonal = _combine(self._diagonals, weights)
-        while True:
-            L, F = self._approximate(weights)
-            remaining = (diagonal - F.square().sum(1)).clamp(min=0)
-            remaining[self._chosen] = 0
-            if float(remaining.sum()) <= TOLERANCE_NATS or not self._add_columns(remaining):
-                break
-        self._latest = weights, L, F, remaining
-        return L, F, remaining
-
-    def _approximate(self, weights: Weights) -> tuple[Tensor, Tensor]:
-        C = _combine(self._columns, weights)
-        W = C[self._chosen]
-        if len(W):
-            W.diagonal().add_(JITTER * W.diagonal().max())
-        L = _cholesky(W)
+    def _approximate(self, weights: Weights) -> _Approximation:
+        """Return the approximation from the present columns."""
+        empty = self._diagonals.new_zeros(self._diagonals.shape[1], 0)
+        C = torch.cat([empty, *(_combine(step, weights) for step in self._columns)], 1)
+        L = _cholesky(_with_jitter_(C[self._chosen]))
         F: Tensor = torch.linalg.solve_triangular(L, C.mT, upper=False).mT
-        return L, F
+        return _Approximation(L, F, self._remaining(F, weights))
 
-    def _add_columns(self, remaining: Float[Tensor, " m"]) -> bool:
+    def _remaining(self, F: Tensor, weights: Weights) -> Float[Tensor, " m"]:
+        remaining = (_combine(self._diagonals, weights) - F.square().sum(1)).clamp(min=0)
+        remaining[self._chosen] = 0
+        return remaining
+
+    def _extend(self, approximation: _Approximation, weights: Weights) -> _Approximation:
         """Add columns drawn in proportion to the diagonal of the residual."""
-        candidates = int((remaining > 0).sum())
-        count = min(max(FIRST_COLUMNS, len(self._chosen)), candidates)
-        if not count:
-            return False
+        L, F, remaining = approximation
+        count = min(max(MIN_ADDED_COLUMNS, len(L) // 2), int((remaining > 0).sum()))
         drawn = torch.multinomial(remaining.cpu(), count, generator=self._generator)
         drawn = drawn.to(remaining.device)
-        for number, (name, columns) in enumerate(
-            zip(self._kernel.names, self._columns, strict=True)
-        ):
-            self._columns[number] = torch.cat([columns, _columns(self._kernel, name, drawn)], 1)
+        added = [_columns(self._kernel, name, drawn) for name in self._kernel.names]
+        self._columns.append(added)
         self._chosen = torch.cat([self._chosen, drawn])
-        return True
+        unexplained = _combine(added, weights) - F @ F[drawn].mT
+        corner = _cholesky(_with_jitter_(unexplained[drawn]))
+        more_F: Tensor = torch.linalg.solve_triangular(corner, unexplained.mT, upper=False).mT
+        lower = torch.cat([F[drawn], corner], 1)
+        L = torch.cat([torch.nn.functional.pad(L, (0, count)), lower])
+        F = torch.cat([F, more_F], 1)
+        return _Approximation(L, F, self._remaining(F, weights))
+
+
+def _with_jitter_(matrix: Float[Tensor, "r r"]) -> Float[Tensor, "r r"]:
+    if len(matrix):
+        matrix.diagonal().add_(JITTER * matrix.diagonal().max())
+    return matrix
 
 
 def _combine(tensors: Sequence[Tensor] | Tensor, weights: Weights) -> Tensor:
