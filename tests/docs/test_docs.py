@@ -71,14 +71,18 @@ COMMAND = re.compile(
 LINE = re.compile(
     r"^(?: {4}|\$ )?(?:[A-Z_]+=\S+ )*((?:symrazor|python -m symrazor[.\w]*|make) .+)$", re.MULTILINE
 )
-CODE_BLOCK = re.compile(r"^```(?:console|text)\n(.*?)^```|^( {4}.*\n)", re.DOTALL | re.MULTILINE)
+SHELL = ("", "console", "text")
+"""Languages of code blocks that show commands."""
+FENCED = re.compile(r"^```(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def commands(page: Path) -> list[list[str]]:
     """Return the words of the commands that a page shows, in the text and in code blocks."""
     text = re.sub(r"\\\n\s*", " ", page.read_text())
-    blocks = [match[1] or match[2] for match in CODE_BLOCK.finditer(text)]
-    shown = [*COMMAND.findall(text), *(line for block in blocks for line in LINE.findall(block))]
+    fenced = [code for language, code in FENCED.findall(text) if language in SHELL]
+    indented = re.findall(r"^ {4}.*$", FENCED.sub("", text), re.MULTILINE)
+    lines = [line for block in (*fenced, *indented) for line in LINE.findall(block)]
+    shown = [*COMMAND.findall(text), *lines]
     return [re.sub(r"\s#.*", "", command).split() for command in shown]
 
 
@@ -120,6 +124,19 @@ def program_of(words: list[str]) -> tuple[str, ...]:
 )
 def test_programs_and_their_subcommands(command: str, expected: tuple[str, ...]) -> None:
     assert program_of(command.split()) == expected
+
+
+def test_commands_are_found_in_every_kind_of_block(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Run `make test`.\n\n"
+        "    OMP_NUM_THREADS=4 symrazor fit a.toml \\\n      --out b  # comment\n\n"
+        "```console\n$ symrazor discover x.npz\n```\n\nsymrazor is no command here.\n\n"
+        "```\nsymrazor bench --help\n```\n\n```python\nmake = 1\n```\n"
+    )
+    shown = [" ".join(words) for words in commands(page)]
+    expected = ["make test", "symrazor discover x.npz", "symrazor bench --help"]
+    assert sorted(shown) == sorted([*expected, "symrazor fit a.toml --out b"])
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")

@@ -1,19 +1,17 @@
-"""Test the batched training of invariant networks: widths, scales and starting points."""
+"""Test the batched training of invariant networks: widths, scales and filters."""
 
 import math
 
 import pytest
 import torch
-from invariant_model import labels, noise, small
+from invariant_model import PLAN, labels, noise, ring_models, small
 from torch import Tensor
 
 from symrazor.data import rings
 from symrazor.groups.lie import so2
 from symrazor.invariance import (
-    AffineLie,
     InvariantWeights,
     LieDistribution,
-    RandomFourier,
     Rectified,
     Sampling,
 )
@@ -21,26 +19,13 @@ from symrazor.training.batched_training import (
     BatchedConfig,
     Data,
     Member,
-    choose_starts,
     evaluate,
     train,
 )
 
 
-def _rings(starts: list[float], methods: list[str]) -> tuple[InvariantWeights, Data, list[Member]]:
-    data = Data.of([rings(120)])
-    members = [Member(method=method) for method in methods]  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(0)
-    features = RandomFourier((2,), 64, 5.0, (len(members),), generator)
-    widths = torch.tensor(starts).deg2rad().unsqueeze(1)
-    return InvariantWeights(features, LieDistribution(so2(), widths), 2), data, members
-
-
-PLAN = BatchedConfig(steps=120, batch=120, samples=8, width_rate=0.08, rates=(0.3, 0.1), every=8)
-
-
 def test_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
-    model, data, members = _rings([5.0, 5.0, 90.0, 90.0], ["vi", "ml", "vi", "ml"])
+    model, data, members = ring_models([5.0, 5.0, 90.0, 90.0], ["vi", "ml", "vi", "ml"])
     train(model, data, members, PLAN)
     vi, ml, vi_90, ml_90 = model.distribution.widths.rad2deg().squeeze(1).tolist()
     assert vi > 60
@@ -53,7 +38,7 @@ def test_bound_learns_the_rotation_and_maximum_likelihood_does_not() -> None:
 
 
 def test_fixed_widths_are_unchanged_and_the_history_is_recorded() -> None:
-    model, data, _ = _rings([30.0, 30.0], ["vi", "vi"])
+    model, data, _ = ring_models([30.0, 30.0], ["vi", "vi"])
     members = [Member(learn=False), Member()]
     plan = BatchedConfig(steps=21, batch=50, samples=4, note_every=5)
     seen: list[int] = []
@@ -85,7 +70,7 @@ def test_closed_form_scale_keeps_outputs_and_raises_the_bound() -> None:
 
 
 def test_scale_learned_by_gradient_equals_the_closed_form() -> None:
-    model, data, _ = _rings([60.0], ["vi"])
+    model, data, _ = ring_models([60.0], ["vi"])
     model.features.requires_grad_(False)
     plan = BatchedConfig(150, 120, 4, scale_rate=0.1, rates=(0.3, 0.02), every=4)
     train(model, data, [Member(learn=False)], plan)
@@ -96,54 +81,14 @@ def test_scale_learned_by_gradient_equals_the_closed_form() -> None:
 def test_same_seed_gives_the_same_result() -> None:
     results = []
     for _ in range(2):
-        model, data, members = _rings([20.0], ["vi"])
+        model, data, members = ring_models([20.0], ["vi"])
         train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*results)
 
 
-def test_starting_points_are_compared_by_the_bound() -> None:
-    """On full rings a small rotation is worse than a large one; fixed widths are not compared."""
-    model, data, members = _rings([170.0, 170.0], ["vi", "vi"])
-    members[1] = Member(learn=False)
-    bounds = choose_starts(model, data, members, PLAN, (1.0, 0.1), steps=30)
-    assert bounds.shape == (2, 2)
-    assert bounds[0, 0] > bounds[1, 0]
-    assert bounds[:, 1].isnan().all()
-    assert torch.allclose(model.distribution.widths.rad2deg(), torch.tensor(170.0), rtol=1e-4)
-    means = model.posterior.mean.detach().abs().amax((1, 2))
-    assert means[0] > 0.1  # the posterior of the trial stays
-    assert means[1] == 0
-    with pytest.raises(ValueError, match="must be positive"):
-        choose_starts(model, data, members, PLAN, (0.0,))
-    with pytest.raises(ValueError, match="below \\[3.14"):
-        choose_starts(model, data, members, PLAN, (2.0,))
-
-
-def test_starting_points_differ_by_generator_and_masked_ones_are_not_repeated() -> None:
-    """Classes depend on the second coordinate, so shifts of the first help unless masked."""
-    x = 4 * torch.rand(120, 2, generator=torch.Generator().manual_seed(1)) - 2
-    mask = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
-    names = ("x-translation", "y-translation")
-    model = InvariantWeights(
-        RandomFourier((2,), 48, 3.0, (2,), torch.Generator().manual_seed(0)),
-        AffineLie(names, torch.full((2, 2), 0.1), mask),
-        classes=2,
-    )
-    data = Data.of([(x, (x[:, 1] > 0).long())])
-    shares = (1.0, (20.0, 1.0), (1.0, 20.0))
-    bounds = choose_starts(model, data, [Member(), Member()], PLAN, shares, steps=30)
-    assert bounds[:, 0].argmax() == 1
-    assert bounds[:, 1].isnan().tolist() == [False, True, False]
-    widths = model.distribution.widths.detach()
-    torch.testing.assert_close(widths[0], torch.tensor([2.0, 0.1]))
-    assert widths[1, 0] == 0
-    with pytest.raises(ValueError, match="one number or 2 numbers, one per generator"):
-        choose_starts(model, data, [Member(), Member()], PLAN, ((1.0, 1.0, 1.0),))
-
-
 def test_models_can_be_selected_from_a_batch_and_replaced() -> None:
-    model, data, members = _rings([20.0, 60.0, 100.0], ["vi", "vi", "vi"])
+    model, data, members = ring_models([20.0, 60.0, 100.0], ["vi", "vi", "vi"])
     train(model, data, members, BatchedConfig(steps=10, batch=40, samples=4))
     part = model.select([2, 0, 2])
     both = model.predict(data.x.expand(3, -1, -1)), part.predict(data.x.expand(3, -1, -1))
@@ -174,7 +119,7 @@ def test_learned_filters_raise_the_bound() -> None:
 
 
 def test_invalid_members_and_options_are_rejected() -> None:
-    model, data, _ = _rings([30.0], ["vi"])
+    model, data, _ = ring_models([30.0], ["vi"])
     plan = BatchedConfig(steps=2)
     with pytest.raises(ValueError, match="data must be between 0 and 0, got 3"):
         train(model, data, [Member(data=3)], plan)

@@ -29,13 +29,13 @@ from symrazor.invariance import (
     Rectified,
 )
 from symrazor.invariance.lie_distributions import midpoints
+from symrazor.training.batched_starts import choose_starts
 from symrazor.training.batched_training import (
     BatchedConfig,
     Data,
     History,
     Member,
     Method,
-    choose_starts,
     evaluate,
     train,
 )

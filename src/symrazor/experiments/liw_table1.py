@@ -17,12 +17,12 @@ import torch
 from symrazor.experiments.liw import Options, Progress, check, degrees, load, save, widths_of
 from symrazor.experiments.results import Run, table
 from symrazor.invariance import AffineLie, Features, InvariantWeights, RandomFourier, Rectified
+from symrazor.training.batched_starts import choose_starts
 from symrazor.training.batched_training import (
     BatchedConfig,
     Data,
     History,
     Member,
-    choose_starts,
     evaluate,
     train,
 )

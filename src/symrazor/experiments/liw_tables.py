@@ -19,12 +19,11 @@ from symrazor.experiments.liw import Options, Progress, check, load, save, width
 from symrazor.experiments.results import Run, table
 from symrazor.invariance import AffineLie, InvariantWeights, Rectified
 from symrazor.invariance.lie_distributions import AFFINE_SUBGROUPS
+from symrazor.training.batched_starts import Share, choose_starts
 from symrazor.training.batched_training import (
     BatchedConfig,
     Data,
     Member,
-    Share,
-    choose_starts,
     evaluate,
     train,
 )

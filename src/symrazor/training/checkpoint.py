@@ -29,6 +29,9 @@ from torch import Tensor
 
 from symrazor.core.files import temporary_path
 from symrazor.core.version import __version__
+from symrazor.data import TensorLoader
+from symrazor.inference.razor import Razor
+from symrazor.training.options import FitConfig
 
 SCHEMA = 2
 N_KEPT = 2
@@ -254,3 +257,33 @@ def compare(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> 
             f"{'; '.join(differences[:MAX_DIFFERENCES])}{more}. Continue with the {name} that the "
             "run was started with, or save to a new directory."
         )
+
+
+def run_identity(razor: Razor, data: TensorLoader, options: FitConfig) -> dict[str, dict[str, Any]]:
+    """Return what a resumed run of `fit` must share with its checkpoint."""
+    x, y = data.x, data.y
+    return {
+        "options": options.fixed(),
+        "data": {
+            "x": describe_tensor(x),
+            "y": describe_tensor(y),
+            "fingerprint": fingerprint(x, y),
+        },
+        "likelihood": {"class": type(razor.likelihood).__name__},
+        "model": {k: describe_tensor(v) for k, v in razor.model.state_dict().items()},
+    }
+
+
+def check_identity(saved: State, current: State) -> None:
+    """Check that a checkpoint belongs to this run of `fit`; newer options have their defaults."""
+    options = FitConfig().fixed() | saved["options"]
+    epochs = options["epochs"]
+    if epochs != current["options"]["epochs"]:
+        raise ValueError(
+            f"The run was started with epochs={epochs}, got epochs={current['options']['epochs']}. "
+            "The learning rate of every step, including those already taken, depends on it. Pass "
+            f"epochs={epochs}, or fit the trained model again with a new directory."
+        )
+    compare("options", options, current["options"])
+    for name in ("data", "likelihood", "model"):
+        compare(name, saved[name], current[name])

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,13 @@ from symrazor.core.parameters import hyperparameters
 from symrazor.data import TensorLoader, Tensors
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import copy_state, record_of
-from symrazor.training.checkpoint import Checkpoints, State, compare, describe_tensor, fingerprint
+from symrazor.training.checkpoint import (
+    Checkpoints,
+    State,
+    check_identity,
+    fingerprint,
+    run_identity,
+)
 from symrazor.training.loop import Callback, Loop, Record, Task
 from symrazor.training.optimisers import Stepper
 from symrazor.training.options import BurnIn, FitConfig
@@ -117,7 +122,8 @@ class Training(Task):
         self.stale = 0  # evidence steps in a row without a new best evidence
         self.taken = 0  # steps of all branches; `stepper.done` counts those of the current one
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
-        self.belongs_to = _identity(self) if checkpoints or is_distributed() else {}
+        needs_identity = checkpoints is not None or is_distributed()
+        self.belongs_to = run_identity(razor, data, options) if needs_identity else {}
         saved = checkpoints.load() if checkpoints else None
         if is_distributed():  # before the first process writes anything, all must have read
             self._check_same_in_all_processes(saved)
@@ -335,7 +341,7 @@ class Training(Task):
                 f"The checkpoint lacks {missing}, so it was not written by this version of fit. "
                 "Continue with the version that wrote it, or save to a new directory."
             )
-        _check_identity(state["belongs_to"], self.belongs_to)
+        check_identity(state["belongs_to"], self.belongs_to)
         saved_by = state["versions"].get("torch")
         if saved_by != str(torch.__version__):
             log.warning(
@@ -364,36 +370,6 @@ class Training(Task):
             seed = self.options.seed + AUGMENTATION_SEED_OFFSET + self.stepper.done
             self.augmentation_rng.manual_seed(seed)
             log.warning("The run continues with other random augmentations on %s.", device.type)
-
-
-def _identity(run: Training) -> dict[str, dict[str, Any]]:
-    """Return what a resumed run must share with its checkpoint."""
-    x, y = run.data.x, run.data.y
-    return {
-        "options": run.options.fixed(),
-        "data": {
-            "x": describe_tensor(x),
-            "y": describe_tensor(y),
-            "fingerprint": fingerprint(x, y),
-        },
-        "likelihood": {"class": type(run.razor.likelihood).__name__},
-        "model": {k: describe_tensor(v) for k, v in run.razor.model.state_dict().items()},
-    }
-
-
-def _check_identity(saved: State, current: State) -> None:
-    """Check that a checkpoint belongs to this run; options newer than it have their defaults."""
-    options = FitConfig().fixed() | saved["options"]
-    epochs = options["epochs"]
-    if epochs != current["options"]["epochs"]:
-        raise ValueError(
-            f"The run was started with epochs={epochs}, got epochs={current['options']['epochs']}. "
-            "The learning rate of every step, including those already taken, depends on it. Pass "
-            f"epochs={epochs}, or fit the trained model again with a new directory."
-        )
-    compare("options", options, current["options"])
-    for name in ("data", "likelihood", "model"):
-        compare(name, saved[name], current[name])
 
 
 def evidence_batch(razor: Razor, data: TensorLoader) -> int:
