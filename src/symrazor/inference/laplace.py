@@ -19,7 +19,7 @@ a sum over batches in which each $Q_b$ is computed with its graph, differentiate
 Q is kept as rows (`linalg.factor`), Q and all $Q_b$ are projected to the span of these rows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,7 +135,9 @@ def _sensitivities(
     blocks = curvature.build({**curvature.sums, **sums})
     fixed = {name: value.detach() for name, value in log_curvature.items()}
     value = -0.5 * StackedSpectra(blocks).logdet(fixed)
-    gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(
+        value, list(leaves.values()), allow_unused=True
+    )
     used = {key: g for key, g in zip(leaves, gradients, strict=True) if g is not None}
     return views, used
 
