@@ -1,4 +1,4 @@
-"""The same figures on a GPU; run where there is one."""
+"""Compare figures on a GPU with those on a CPU; skipped without a GPU."""
 
 import json
 import os

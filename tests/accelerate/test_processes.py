@@ -99,7 +99,7 @@ def test_an_error_in_one_process_is_one_in_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_models_are_refused(tmp_path: Path) -> None:
+def test_sharded_models_are_rejected(tmp_path: Path) -> None:
     for said in found_by_two(tmp_path, "sharded")["sharded"]:
         for asked in ("razor", "fit"):
             assert "Every process must hold the whole model" in said[asked]

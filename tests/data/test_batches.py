@@ -61,7 +61,7 @@ def test_loader_resumes_from_a_saved_generator_state():
     assert [y.tolist() for _, y in loader] == after
 
 
-def test_loader_refuses():
+def test_loader_rejects_invalid_arguments():
     x, y = indexed(4)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         TensorLoader(x, y, 0)

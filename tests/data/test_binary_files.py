@@ -62,13 +62,13 @@ def test_cifar_byte_by_byte(tmp_path: Path, classes: int, head: int) -> None:
     ],
     ids=["empty", "headless", "truncated", "label"],
 )
-def test_damaged_cifar_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_cifar_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_cifar(tmp_path / "a.bin")
 
 
-def test_cifar_of_other_classes_is_refused(tmp_path: Path) -> None:
+def test_cifar_of_other_classes_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="classes must be 10 or 100, got 20"):
         read_cifar(tmp_path / "a.bin", 20)
 
@@ -155,7 +155,7 @@ def test_mnist_folder(tmp_path: Path, read: Callable, name: str, zipped: bool) -
     ],
     ids=["fewer", "smaller", "labels for images", "label 10", "truncated", "magic"],
 )
-def test_damaged_mnist_is_refused(tmp_path: Path, file: str, content: bytes, message: str) -> None:
+def test_damaged_mnist_is_rejected(tmp_path: Path, file: str, content: bytes, message: str) -> None:
     _idx_folder(tmp_path)
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match=message):
@@ -276,7 +276,7 @@ def test_transforms_cover_their_range() -> None:
     assert abs(float(turned.mean()) - 2 / math.pi) < 0.03
 
 
-def test_transforms_refuse_bytes_and_factors_below_one() -> None:
+def test_transforms_reject_bytes_and_factors_below_one() -> None:
     with pytest.raises(ValueError, match=r"floating point of shape .* torch.uint8 .* x.float"):
         rotated(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), 90)
     with pytest.raises(ValueError, match="factor must be at least 1, got 0.5"):
@@ -309,7 +309,7 @@ def test_normalisation(name: str, value: list[float], expected: list[float]) -> 
     torch.testing.assert_close(normalised(x, name), want, atol=1e-5, rtol=0)
 
 
-def test_normalisation_refuses_what_it_does_not_know() -> None:
+def test_normalisation_rejects_wrong_shapes_and_unknown_data_sets() -> None:
     with pytest.raises(ValueError, match=r"x must have shape \[n, 3, h, w\], got \[2, 1, 4, 4\]"):
         normalised(torch.zeros(2, 1, 4, 4), "cifar-10")
     with pytest.raises(ValueError, match="Unknown data set 'svhn'. Choose one of: .*'mnist'"):

@@ -1,4 +1,4 @@
-"""Data sets are fetched from a real server, and kept only if they are right."""
+"""Download data sets from a local server; keep only files with the right checksum."""
 
 import gzip
 import hashlib

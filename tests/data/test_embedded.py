@@ -1,4 +1,4 @@
-"""The digits, the canvas, the file readers, the loader and the check."""
+"""Check the embedded digits, the canvas, the file readers and the loader."""
 
 import gzip
 import hashlib
@@ -75,7 +75,7 @@ def test_digits_leaves_the_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_digits_refuses_an_unknown_split():
+def test_digits_rejects_an_unknown_split():
     with pytest.raises(ValueError, match="split must be .* got 'valid'"):
         digits("valid")
 
@@ -148,7 +148,7 @@ def test_canvas_does_not_alias_the_labels():
         ({"y": torch.tensor([1])}, "x and y in on_canvas"),
     ],
 )
-def test_canvas_refuses(change, message):
+def test_canvas_rejects_invalid_arguments(change, message):
     arguments = {"x": torch.zeros(2, 1, 8, 8), "y": torch.tensor([0, 1])} | change
     with pytest.raises(ValueError, match=message):
         on_canvas(**arguments)
@@ -197,7 +197,7 @@ def test_idx_round_trip(tmp_path, kind, zipped):
     ],
 )
 @pytest.mark.parametrize("zipped", [False, True])
-def test_idx_refuses(tmp_path, content, message, zipped):
+def test_idx_rejects_invalid_files(tmp_path, content, message, zipped):
     path = tmp_path / "data-idx"
     path.write_bytes(gzip.compress(content) if zipped else content)
     with pytest.raises(ValueError, match=message):
@@ -206,7 +206,7 @@ def test_idx_refuses(tmp_path, content, message, zipped):
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("sizes", [(2**32 - 1,) * 8, (2**31,), (40_000, 40_000)])
-def test_idx_refuses_a_huge_header_before_allocating(tmp_path, monkeypatch, sizes, zipped):
+def test_idx_rejects_a_huge_header_before_allocating(tmp_path, monkeypatch, sizes, zipped):
     content = bytes([0, 0, 0x0E, len(sizes)]) + struct.pack(f">{len(sizes)}I", *sizes) + b"\0" * 64
     path = tmp_path / "data-idx"
     path.write_bytes(gzip.compress(content) if zipped else content)
@@ -221,7 +221,7 @@ def test_idx_refuses_a_huge_header_before_allocating(tmp_path, monkeypatch, size
     assert max(largest, default=0) <= 4 * len(sizes), "only the header may be read"
 
 
-def test_idx_refuses_a_damaged_gzip_file(tmp_path):
+def test_idx_rejects_a_damaged_gzip_file(tmp_path):
     path = tmp_path / "data-idx.gz"
     whole = gzip.compress(idx(np.random.default_rng(0).integers(0, 255, 5000).astype(np.uint8)))
     for name, content in {
@@ -275,7 +275,7 @@ class Explosive:
 
 
 @pytest.mark.parametrize("key", ["x", "y"])
-def test_npz_refuses_pickles_without_opening_them(tmp_path, key):
+def test_npz_rejects_pickles_without_opening_them(tmp_path, key):
     trace = tmp_path / "unpickled"
     arrays = {"x": np.zeros((1, 2)), "y": np.zeros(1)} | {
         key: np.array([Explosive(trace)], dtype=object)
@@ -303,13 +303,13 @@ def test_npz_refuses_pickles_without_opening_them(tmp_path, key):
         ({"x": np.array([0.0, np.nan]), "y": np.zeros(2)}, "x in .*data.npz has 1 NaN"),
     ],
 )
-def test_npz_refuses(tmp_path, arrays, message):
+def test_npz_rejects_invalid_arrays(tmp_path, arrays, message):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         read_npz(tmp_path / "data.npz")
 
 
-def test_npz_refuses_other_files(tmp_path):
+def test_npz_rejects_other_files(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     np.savez(tmp_path / "whole.npz", x=np.zeros((50, 2)), y=np.zeros(50))
     contents = {

@@ -1,4 +1,4 @@
-"""Files of every format come back as the data that were written; kinds are recognised."""
+"""Read files of every format back as the data that were written; recognise kinds of data."""
 
 import struct
 from pathlib import Path
@@ -205,7 +205,7 @@ def test_hugging_face_pictures_in_parts_and_text_as_labels(tmp_path: Path) -> No
     assert result.test[1].tolist() == LABELS[-5:].tolist()
 
 
-def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
+def test_hugging_face_folders_that_are_rejected(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="an optional package")
     ragged = {"x": [[1.0, 2.0], [1.0]] * 20, "label": [0, 1] * 20}
     datasets.Dataset.from_dict(ragged).save_to_disk(tmp_path / "ragged")
@@ -217,7 +217,7 @@ def test_hugging_face_folders_that_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "text")
 
 
-def test_classes_are_numbered_and_unknown_ones_of_the_test_data_refused() -> None:
+def test_classes_are_numbered_and_unknown_ones_of_the_test_data_rejected() -> None:
     x = torch.rand(N, 3)
     result = dataset(x, torch.from_numpy(10 + 5 * LABELS), names=[str(i) for i in range(21)])
     assert result.names == ("10", "15", "20")

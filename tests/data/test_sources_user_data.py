@@ -1,4 +1,4 @@
-"""Data as people give them: other spellings, text labels of test data, shapes to predict."""
+"""Read data of users: other array names, text labels of test data, inputs to predict."""
 
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ def test_other_names_of_arrays(names: tuple[str, str], tmp_path: Path) -> None:
         (Y > 0, "2 classes"),
     ],
 )
-def test_what_labels_are(y: np.ndarray, described: str) -> None:
+def test_task_is_recognised_from_the_labels(y: np.ndarray, described: str) -> None:
     assert dataset(torch.from_numpy(X), torch.from_numpy(y)).describe().endswith(described)
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     "constant": ({"x": np.ones((N, 1, 8, 8))}, "All inputs in .* are equal"),
     "test of another size": (
         {"x_test": X[:, :3], "y_test": Y},
@@ -71,27 +71,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    arrays, message = REFUSED[name]
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_arrays_raise_one_line(name: str, tmp_path: Path) -> None:
+    arrays, message = UNUSABLE[name]
     np.savez(tmp_path / "a.npz", **{"x": X, "y": Y} | arrays)
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path / "a.npz")
     assert "\n" not in str(error.value)
 
 
-def test_text_is_not_regressed_on() -> None:
+def test_text_targets_are_rejected_for_regression() -> None:
     with pytest.raises(ValueError, match="numbers as targets.*the classes ant, bee, cow"):
         sr.discover(X, TEXT, task="regression")
 
 
 @pytest.mark.parametrize("x", [[[1, 2], [3]] * 15, [["a", "b"]] * N, None, [{}] * N])
-def test_no_numbers(x: Any) -> None:
+def test_inputs_that_are_not_numbers_are_rejected(x: Any) -> None:
     with pytest.raises(ValueError, match="x is not an array of numbers"):
         sr.discover(x, Y)
 
 
-def test_a_dataset_says_what_it_is_itself() -> None:
+def test_a_dataset_describes_itself() -> None:
     data = dataset(torch.from_numpy(X), torch.from_numpy(Y))
     assert repr(data) == "Dataset(x and y: 30 vectors of 4, 3 classes)"
     with pytest.raises(ValueError, match="have no effect together with a Dataset"):
@@ -105,7 +105,7 @@ def test_a_dataset_says_what_it_is_itself() -> None:
         ({"seed": 2**64}, "seed must fit into 64 bits"),
     ],
 )
-def test_options_are_checked_before_the_work(options: dict[str, Any], message: str) -> None:
+def test_options_are_checked_before_training(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.discover(X, Y, **options)
 
@@ -135,7 +135,9 @@ def pictures() -> tuple[np.ndarray, sr.Discovery]:
     return x, sr.discover(x, Y, epochs=1)
 
 
-def test_predictions_take_data_as_they_came(pictures: tuple[np.ndarray, sr.Discovery]) -> None:
+def test_predictions_accept_the_format_of_the_training_data(
+    pictures: tuple[np.ndarray, sr.Discovery],
+) -> None:
     x, result = pictures
     first = torch.from_numpy(x).permute(0, 3, 1, 2) / 255
     expected = result.network()(first).softmax(-1)
@@ -173,7 +175,7 @@ def test_targets_of_variance_one_keep_their_mean() -> None:
         (["--report", "FILE/page.html"], "Cannot write to"),
     ],
 )
-def test_bad_paths_before_the_work(
+def test_output_paths_are_checked_before_training(
     options: list[str],
     message: str,
     tmp_path: Path,

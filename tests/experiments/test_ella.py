@@ -82,7 +82,7 @@ def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int
         ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
     ],
 )
-def test_other_networks_are_refused(change: dict[str, object], message: str) -> None:
+def test_other_networks_are_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ella_network(**{"paths": "conv", "in_channels": 1, "classes": 10, **change})  # type: ignore[arg-type]
 

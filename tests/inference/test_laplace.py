@@ -65,7 +65,7 @@ def test_exact_evidence_with_one_precision_per_weight() -> None:
         ),
     ],
 )
-def test_exact_evidence_refuses_nonsense(
+def test_exact_evidence_rejects_invalid_arguments(
     phi: Tensor, y: Tensor, options: dict[str, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""The evidence step in a loop of one's own: penalty, updates, what counts and what does not."""
+"""Test evidence steps in a training loop of the user: penalty, updates and burn-in."""
 
 import copy
 import math

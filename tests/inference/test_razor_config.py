@@ -53,7 +53,7 @@ def test_state_dict_continues_bit_for_bit(estimator: str) -> None:
     assert float(other.best.log_evidence) == float(razor.best.log_evidence)
 
 
-def test_state_of_another_model_is_refused() -> None:
+def test_state_of_another_model_is_rejected() -> None:
     razor = sr.Razor(mlp(), "categorical", 40)
     torch.manual_seed(0)
     other = nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 3)).double()

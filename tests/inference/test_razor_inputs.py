@@ -1,4 +1,4 @@
-"""What a Razor takes, and what it refuses by name: data, weights, options."""
+"""Reject data, weights and options that a Razor cannot use, by name."""
 
 import copy
 import math
@@ -66,7 +66,7 @@ def test_weights_that_are_not_finite() -> None:
         razor.step([(X, Y)])
 
 
-def test_generator_loader_is_refused_where_two_passes_are_needed() -> None:
+def test_generator_loader_is_rejected_where_two_passes_are_needed() -> None:
     model = nn.Linear(3, 1).double()
     razor = sr.Razor(model, "gaussian", 40)
     with pytest.raises(ValueError, match="can be read only once"):

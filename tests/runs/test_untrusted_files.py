@@ -236,7 +236,7 @@ INJECTED = 'x"),__import__("os").system("touch ran'
         ),
     ],
 )
-def test_what_an_architecture_refuses(
+def test_invalid_architectures_are_rejected(
     network: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

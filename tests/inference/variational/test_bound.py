@@ -159,7 +159,7 @@ def test_gradient_in_precision_and_noise_is_that_of_the_exact_evidence() -> None
         assert float(actual) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_wrong_shapes_are_refused() -> None:
+def test_wrong_shapes_are_rejected() -> None:
     phi, y = _case()
     for shape in ((4,), (2, 4), (1, 5)):
         with pytest.raises(ValueError, match=r"the posterior over \[k, m\]"):

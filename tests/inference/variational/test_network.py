@@ -81,12 +81,12 @@ def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
         ),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, object], message: str) -> None:
+def test_bad_options_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sr.Variational(mlp(), "categorical", 6, **options)
 
 
-def test_bad_calls_are_refused() -> None:
+def test_bad_calls_are_rejected() -> None:
     x, y = data()
     vi = sr.Variational(mlp(), "categorical", 7)
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
