@@ -24,10 +24,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+TRUTH_PAGE = "how-exact-is-the-evidence.md"
 TEMPLATES = {
     ROOT / "benchmarks" / "benchmarks.md.in": ROOT / "docs" / "benchmarks.md",
     ROOT / "benchmarks" / "benchmarks-all.md.in": ROOT / "docs" / "benchmarks-all.md",
     ROOT / "benchmarks" / "readme.md.in": ROOT / "README.md",
+    ROOT / "benchmarks" / f"{TRUTH_PAGE}.in": ROOT / "docs" / "concepts" / TRUTH_PAGE,
 }
 REQUIRED = ("title", "question", "command", "machine", "columns", "rows", "notes")
 OPTIONAL = ("version", "goal", "summary")
