@@ -27,6 +27,9 @@ class Evidence:
         n_data: number of data.
         effective_parameters: tensor name -> $\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$, between 0
             and the number of weights: how many of them the data determined.
+        structure: structure of the curvature in words, "" if there is none.
+        gap: None for an exact curvature of its structure; for a lower bound, its distance in nats
+            to the lower of two bounds; for a kernel form, the width of the interval that it is in.
     """
 
     log_likelihood: Tensor
@@ -34,6 +37,8 @@ class Evidence:
     log_det: Tensor
     n_data: int
     effective_parameters: dict[str, float] = field(default_factory=dict)
+    structure: str = ""
+    gap: float | None = None
 
     @property
     def complexity(self) -> Tensor:

@@ -49,14 +49,17 @@ from symrazor.data.batches import (
 from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
 
+AUTO = "auto"
+"""Structure that a `Razor` chooses by its cost; see `curvature.auto`."""
+
 
 @dataclass(frozen=True)
 class Method:
     """How curvature is computed.
 
     Args:
-        structure: "kron", "diag", "block" (dense per tensor), "full", or a name given to
-            `register_structure`.
+        structure: "kron", "ekfac", "diag", "block" (dense per tensor), "full", "kernel" (full,
+            over samples), a name given to `register_structure`, or, for a `Razor`, "auto".
         estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
             (gradients at the true labels; cheap, but not the curvature: for comparison).
         samples: probes per sample for "mc".
@@ -83,9 +86,9 @@ class Method:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.structure not in STRUCTURES:
+        if self.structure not in (*STRUCTURES, AUTO):
             raise ValueError(
-                f"structure must be one of {tuple(STRUCTURES)}, got {self.structure!r}."
+                f"structure must be one of {(*STRUCTURES, AUTO)}, got {self.structure!r}."
             )
         check_at_least(self, 1, "samples", "block")
         if self.structure != "kernel" and (self.block is not None or self.outputs != "joint"):
@@ -93,6 +96,21 @@ class Method:
             raise ValueError(
                 f"{option} has no effect for structure={self.structure!r}, only for 'kernel'."
             )
+
+    @property
+    def description(self) -> str:
+        """The structure in words, as reports name it."""
+        words = {
+            "full": "full Gauss-Newton matrix",
+            "kernel": "full Gauss-Newton matrix",
+            "ekfac": "EKFAC, a lower bound",
+            "kron": "Kronecker factors",
+        }
+        if self.block is not None or self.outputs != "joint":
+            block = "all" if self.block is None else f"{self.block:,}"
+            outputs = "" if self.outputs == "joint" else f", {self.outputs} outputs"
+            return f"blocks of {block} samples{outputs}, a lower bound"
+        return words.get(self.structure, self.structure)
 
 
 @dataclass(frozen=True)
@@ -230,6 +248,8 @@ class Curvature:
         sums: the statistics from which the blocks were built.
         build: maps statistics to blocks.
         bases: results of the first pass, for structures that need two.
+        method: the method that computed it.
+        gap: distance in nats to another lower bound of the evidence that was computed, if any.
     """
 
     blocks: list[Block]
@@ -240,6 +260,8 @@ class Curvature:
     sums: Statistics
     build: Callable[[Statistics], list[Block]] = field(repr=False)
     bases: Bases | None = field(default=None, repr=False)
+    method: Method = field(default_factory=Method)
+    gap: float | None = None
 
     @cached_property
     def stacked(self) -> StackedSpectra:
@@ -319,6 +341,8 @@ def collect_curvature(
             become matrices after the first batch.
     """
     _check_options(n_data, temperature, keep_graph)
+    if task.method.structure == AUTO:
+        raise ValueError("structure='auto' needs a prior: use a Razor, or name a structure.")
     if task.structure.passes > 1 and task.bases is None:
         task = replace(task, bases=_first_pass(task, loader, n_data, temperature, expected))
     keep_freed_memory()
@@ -339,8 +363,17 @@ def collect_curvature(
         return task.structure.build(task, statistics, scale, repeats)
 
     log_likelihood = sums.log_likelihood * scale
-    blocks = build(sums.sums)
-    return Curvature(blocks, log_likelihood, n_data, sums.n, scale, sums.sums, build, task.bases)
+    return Curvature(
+        build(sums.sums),
+        log_likelihood,
+        n_data,
+        sums.n,
+        scale,
+        sums.sums,
+        build,
+        task.bases,
+        task.method,
+    )
 
 
 def _first_pass(

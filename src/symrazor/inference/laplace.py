@@ -36,6 +36,7 @@ from symrazor.data.batches import Loader, numbered_batches
 from symrazor.linalg.blocks import StackedSpectra
 from symrazor.linalg.factor import Factor
 from symrazor.linalg.jacobian_rows import JacobianRows, batch_tensors
+from symrazor.linalg.kernel import Kernel
 
 ByName = Mapping[str, Tensor]
 
@@ -55,7 +56,17 @@ def laplace_evidence(curvature: Curvature, prior: Prior, theta: ByName) -> Evide
         curvature.stacked.logdet(log_curvature),
         curvature.n_data,
         effective_parameters(curvature, log_curvature),
+        curvature.method.description,
+        _gap(curvature, log_curvature),
     )
+
+
+def _gap(curvature: Curvature, log_curvature: Mapping[str, Tensor]) -> float | None:
+    """Return the distance to another bound, or the width of the interval of a kernel form."""
+    kernels = [block for block in curvature.blocks if isinstance(block, Kernel)]
+    if curvature.gap is not None or not kernels:
+        return curvature.gap
+    return 0.5 * sum(kernel.residual(log_curvature) for kernel in kernels)
 
 
 def effective_parameters(curvature: Curvature, log_curvature: ByName) -> dict[str, float]:

@@ -20,6 +20,7 @@ Hyperparameters inside the network have no fixed point and always move by Adam.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,8 +35,15 @@ from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import replace_options
+from symrazor.curvature.auto import resolve
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import Curvature, CurvatureTask, collect_curvature
+from symrazor.curvature.estimate import (
+    AUTO,
+    Curvature,
+    CurvatureTask,
+    Method,
+    collect_curvature,
+)
 from symrazor.curvature.structures import STRUCTURES
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
@@ -182,7 +190,11 @@ class Razor:
 
     @torch.enable_grad()
     def evidence(
-        self, loader: Loader, subset: int | None = None, differentiable: bool = False
+        self,
+        loader: Loader,
+        subset: int | None = None,
+        differentiable: bool = False,
+        structure: str | None = None,
     ) -> Evidence:
         """Return the log evidence of the current hyperparameters.
 
@@ -191,8 +203,9 @@ class Razor:
             subset: read only this number of samples and scale by n_data / subset.
             differentiable: keep the graph, so that `torch.autograd.grad` of `log_evidence` reaches
                 the prior and every hyperparameter; holds all batches in memory.
+            structure: structure of the curvature for this estimate; by default that of the options.
         """
-        curvature = self._curvature(loader, subset, keep_graph=differentiable)
+        curvature = self._curvature(loader, subset, differentiable, structure)
         theta = weights(self.model) if differentiable else self._theta()
         evidence = laplace_evidence(curvature.prepare(), self.prior, theta)
         _check_finite(evidence)
@@ -250,7 +263,8 @@ class Razor:
         log_curvature = log_curvatures(self.prior, curvature, self._theta())
         data = self._batches(loader, subset)
         with tf32(False):
-            return hyper_gradient(self._task(), curvature, log_curvature, data, self.eta)
+            task = self._task(curvature.method)
+            return hyper_gradient(task, curvature, log_curvature, data, self.eta)
 
     def posterior(self, loader: Loader, subset: int | None = None) -> Posterior:
         """Return the Laplace posterior at the current weights."""
@@ -260,23 +274,58 @@ class Razor:
     def _theta(self) -> dict[str, Tensor]:
         return {name: value.detach() for name, value in weights(self.model).items()}
 
-    def _task(self) -> CurvatureTask:
+    def _task(self, method: Method | None = None) -> CurvatureTask:
         # A gradient in hyperparameters of the network differentiates a backward pass, which takes
         # more memory than a training step: process a batch in pieces.
         pieces = self.config.pieces if hyperparameters(self.model) else 1
+        method = method or self.method
         return CurvatureTask(
-            self.model, self.layers, self.likelihood, self.method, self.generator, pieces
+            self.model, self.layers, self.likelihood, method, self.generator, pieces
         )
 
-    def _curvature(self, loader: Loader, subset: int | None, keep_graph: bool = False) -> Curvature:
+    def _curvature(
+        self,
+        loader: Loader,
+        subset: int | None,
+        keep_graph: bool = False,
+        structure: str | None = None,
+    ) -> Curvature:
+        """Return the curvature; for "auto", the exact one or the tighter of two lower bounds."""
         self._refresh_layers()
+        method = self.method if structure is None else replace(self.method, structure=structure)
+        methods = self._methods(method, loader, subset)
+        if len(methods) > 1 and iter(loader) is loader:
+            loader = ReplayableBatches(self._batches(loader, subset))
+        estimates = [self._estimate(m, loader, subset, keep_graph) for m in methods]
+        if len(estimates) == 1:
+            return estimates[0]
+        log_curvature = log_curvatures(self.prior, estimates[0], self._theta())
+        values = [float(c.prepare().stacked.logdet(log_curvature).detach()) for c in estimates]
+        best = min(range(len(values)), key=values.__getitem__)
+        gap = 0.5 * (max(values) - min(values))
+        return replace(estimates[best], gap=gap)
+
+    def _methods(self, method: Method, loader: Loader, subset: int | None) -> list[Method]:
+        """Return the method itself, or those that "auto" stands for."""
+        if method.structure != AUTO:
+            return [method]
+        if self._n_outputs is None:
+            next(iter(self._batches(loader, subset)), None)  # runs the model once
+        n_weights = sum(value.numel() for value in weights(self.model).values())
+        n_columns = len(self.likelihood.hessian_root(torch.zeros(1, self._n_outputs or 1)))
+        n_data = self.n_data if subset is None else min(subset, self.n_data)
+        return resolve(method, n_weights, n_data, n_columns)
+
+    def _estimate(
+        self, method: Method, loader: Loader, subset: int | None, keep_graph: bool
+    ) -> Curvature:
         data: Loader = self._batches(loader, subset)
-        if STRUCTURES[self.config.structure].passes > 1 and iter(loader) is not loader:
+        if STRUCTURES[method.structure].passes > 1 and iter(loader) is not loader:
             data = RepeatedBatches(partial(self._batches, loader, subset))
         expected = self.n_data if subset is None else min(subset, self.n_data)
         with tf32(False):
             curvature = collect_curvature(
-                self._task(),
+                self._task(method),
                 data,
                 n_data=self.n_data,
                 temperature=self.config.temperature,
@@ -319,8 +368,8 @@ class Razor:
         has no determinant for this prior.
         """
         check_mode(self.model)
-        structure = STRUCTURES[self.config.structure]
-        if self.prior.diagonal and not structure.supports_weight_precisions:
+        structure = STRUCTURES.get(self.config.structure)  # None for "auto"
+        if structure and self.prior.diagonal and not structure.supports_weight_precisions:
             check_no_kronecker(self.layers)
         with tf32(False):
             verify(self.model, x)

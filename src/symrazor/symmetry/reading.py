@@ -19,6 +19,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import json_ready
+from symrazor.curvature.estimate import Method
 from symrazor.data.batches import Input
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
@@ -309,9 +310,17 @@ def _evidence_sentences(razor: Learned, evidence: Evidence, layers: Sequence[Lay
         f"data point): fit {float(evidence.log_likelihood):,.1f}, complexity "
         f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
     )
+    if evidence.structure not in ("", Method().description):
+        text += f" Curvature: {evidence.structure}{_gap_in_words(evidence.gap)}."
     if razor.at_bound:
         text += f" Prior precision at its bound: {', '.join(razor.at_bound)}."
     return text
+
+
+def _gap_in_words(gap: float | None) -> str:
+    if gap is None or gap < 0.05:
+        return ""
+    return f" ({gap:,.1f} nats above a second lower bound)"
 
 
 def _layer_readings(

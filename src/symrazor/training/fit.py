@@ -245,7 +245,8 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     on_cpu = min(EVALUATION_BATCH, max_curvature_batch(x))
     batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
     unshuffled = TensorLoader(x, y, min(len(y), batch_size))
-    evidence = razor.evidence(ShardedLoader(unshuffled))
+    structure = training.options.evidence_structure
+    evidence = razor.evidence(ShardedLoader(unshuffled), structure=structure)
     figures = razor.likelihood.scores(shared_outputs(model, test[0]), test[1]) if test else {}
     about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None

@@ -27,7 +27,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -89,6 +89,8 @@ class FitConfig:
         evidence_batch: examples per batch of an evidence step; None: chosen by memory.
             That is `batch_size` if the network has hyperparameters, else 250 on a GPU, and at least
             250 with at most 400,000 input numbers on a CPU.
+        evidence_structure: structure of the curvature for the evidence and the shares of the
+            returned state, such as "auto"; None for the structure of the evidence steps.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         seed: seed of shuffling, augmentation and probes.
@@ -115,6 +117,7 @@ class FitConfig:
     burn_in_most: int | None = None
     subset: int | None = None
     evidence_batch: int | None = None
+    evidence_structure: str | None = None
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
     seed: int = 0
@@ -131,6 +134,8 @@ class FitConfig:
         if str(self.optimizer) == "sam":
             raise ValueError("Unknown optimizer 'sam'. Use optimizer='sgd', sam_radius=0.05.")
         check_types(self)
+        if self.evidence_structure is not None:
+            replace(self.razor, structure=self.evidence_structure)  # checks the name
         self._check_ranges()
         if self.sam_from and self.sam_radius is None:
             raise ValueError(f"sam_from={self.sam_from} has no effect without a sam_radius.")
