@@ -157,3 +157,12 @@ def test_cost_of_a_run() -> None:
     assert slower.total_seconds(5000, 20) == pytest.approx(2 * (expected - 3) + 7)
     assert Cost(1e-3, 1e-2, 3.0).corrected(5000, 20, 99 * loop, 0).training == pytest.approx(3e-3)
     assert RefitPlan("a", 3, 1000).steps == 3 * 32  # batches of 32
+
+
+def test_small_data_are_compared_by_the_exact_curvature() -> None:
+    discovery = sr.discover(some_data("vector", n=60), minutes=1.0, epochs=3)
+    for candidate in discovery.candidates:
+        assert candidate.fit.evidence.structure == "full Gauss-Newton matrix"
+    short = sr.discover(some_data("vector", n=60), minutes=0.05, epochs=3)
+    for candidate in short.candidates:
+        assert candidate.fit.evidence.structure == "Kronecker factors"

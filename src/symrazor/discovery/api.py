@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from symrazor.core.likelihood import Categorical, Gaussian
-from symrazor.core.parameters import weights
-from symrazor.curvature.auto import exact_method
-from symrazor.curvature.estimate import Method
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
 from symrazor.data.datasets import Task, as_kind
@@ -210,15 +207,13 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     """
     started = time.perf_counter()
     config, plan = plan_question(question, options, tell)
-    if config.evidence_structure is None and can_be_exact(question, plan.samples):
-        config = replace(config, evidence_structure="auto")
     used = subsample(len(question.train[1]), plan.samples, options.seed)
     train = select(question.train, used)
     candidates, seconds = _train_candidates(question, train, config, plan, options, tell)
     if plan.costs and (left_out := left_out_samples(question.train, used)) is not None:
         candidates = [replace(c, left_out=log_scores(c.fit, left_out)) for c in candidates]
     steps = config.epochs * math.ceil(len(train[1]) / config.batch_size)
-    ranked = sorted(_with_spread(candidates, config), key=lambda c: -c.log_evidence)
+    ranked = sorted(_with_spread(candidates), key=lambda c: -c.log_evidence)
     notes = _notes(steps, plan, options)
     answer = Answer(question.name, question.text, question.family, ranked, notes)
     if not plan.costs:
@@ -375,25 +370,7 @@ def random_permutations(points: int, seed: int) -> list[Action]:
     return [Action(lambda x, o=o: x[:, :, o.to(x.device)], (lambda y: y,)) for o in orders]  # type: ignore[misc]
 
 
-def can_be_exact(question: Question, n_samples: int) -> bool:
-    """Return whether the exact curvature of every candidate fits the budget of `curvature.auto`.
-
-    Evidences are compared only in the same structure: bounds are not equally tight.
-    """
-    x = question.train[0][:1]
-    likelihood, method = question.likelihood(), Method()
-    for structure in question.family.structures:
-        with torch.random.fork_rng([]), torch.no_grad():
-            model = structure.make()
-            f = outputs(model, x)
-        n_columns = len(likelihood.hessian_root(f))
-        n_weights = sum(value.numel() for value in weights(model).values())
-        if exact_method(method, n_weights, n_samples * n_columns) is None:
-            return False
-    return True
-
-
-def _with_spread(candidates: list[Candidate], config: FitConfig) -> Iterator[Candidate]:
+def _with_spread(candidates: list[Candidate]) -> Iterator[Candidate]:
     """Add the spread of the evidence over random probes where another candidate is close."""
     for candidate in candidates:
         is_close = any(
@@ -401,8 +378,7 @@ def _with_spread(candidates: list[Candidate], config: FitConfig) -> Iterator[Can
             for other in candidates
         )
         razor, data = candidate.fit.razor, candidate.fit.data
-        has_probes = razor.config.estimator == "mc" and config.evidence_structure is None
-        if not is_close or not has_probes:  # an exact curvature has no spread
+        if not is_close or razor.config.estimator != "mc":  # an exact curvature has no spread
             yield candidate
             continue
         values = [float(razor.evidence(data).log_evidence) for _ in range(EXTRA_PROBES)]

@@ -20,6 +20,9 @@ from typing import Any, TypeVar
 import torch
 
 from symrazor.core.files import write_atomically
+from symrazor.core.parameters import weights
+from symrazor.curvature.auto import exact_method
+from symrazor.curvature.estimate import Method
 from symrazor.data import Tensors
 from symrazor.discovery.question import (
     MakeLikelihood,
@@ -31,6 +34,7 @@ from symrazor.discovery.question import (
 )
 from symrazor.inference.razor import Razor
 from symrazor.training.checkpoint import fingerprint
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit
 from symrazor.training.options import FitConfig
 
@@ -50,6 +54,10 @@ LEFT_OUT_SHARE, LEFT_OUT_MIN_SAMPLES = 0.2, 1000
 EVIDENCE_STEPS = 10
 EVIDENCE_SUBSET = 1000
 """Samples of an evidence step in a run with limited time."""
+EXACT_PRODUCTS_PER_MINUTE = 2.5e11
+"""Multiplications of one estimate, per minute of the run, up to which steps are exact."""
+MIN_EXACT_MINUTES = 0.5
+"""Shorter runs use the fastest structure of the curvature."""
 MAX_SLOWDOWN = 3.0
 """Largest correction of a cost by a later run; short runs predict the speed of long ones poorly."""
 
@@ -261,10 +269,34 @@ def initial_precisions(razor: Razor, n: int) -> dict[str, float]:
     return {name: min(float(value), n / SAMPLES_PER_PRECISION) for name, value in learned.items()}
 
 
+def can_be_exact(question: Question, n_samples: int, minutes: float) -> bool:
+    """Return whether the exact curvature of every candidate is cheap enough for every step.
+
+    Evidences are compared only in the same structure: bounds are not equally tight.
+    """
+    x, budget = question.train[0][:1], EXACT_PRODUCTS_PER_MINUTE * minutes
+    likelihood, method = question.likelihood(), Method()
+    for structure in question.family.structures:
+        with torch.random.fork_rng([]), torch.no_grad():
+            model = structure.make()
+            f = outputs(model, x)
+        n_columns = len(likelihood.hessian_root(f))
+        n_weights = sum(value.numel() for value in weights(model).values())
+        n_rows = n_samples * n_columns
+        is_cheap = n_rows * n_weights * min(n_rows, n_weights) <= budget
+        if not is_cheap or exact_method(method, n_weights, n_rows) is None:
+            return False
+    return True
+
+
 def plan_question(question: Question, options: Options, tell: Tell) -> tuple[FitConfig, Plan]:
     """Return training options and plan of a comparison; resume the stored plan if there is one."""
     n = len(question.train[1])
-    default = FitConfig(lr=1e-2, batch_size=batch_size(n)).change(estimator="mc")
+    default = FitConfig(lr=1e-2, batch_size=batch_size(n))
+    if options.minutes >= MIN_EXACT_MINUTES and can_be_exact(question, n, options.minutes):
+        default = default.change(structure="auto")
+    else:
+        default = default.change(estimator="mc")
     config = replace(question.config or default, seed=options.seed, progress=options.progress)
     folder = options.unfinished_folder(question.name)
     key = None if folder is None else _plan_key(question, options)
