@@ -12,6 +12,7 @@ DIR is described in prequential.py.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,18 @@ def rows(folder: Path, name: str, seed: int, epochs: int) -> list[list[Any]]:
     (x, y), test = load(folder, name)
     classes = int(y.max()) + 1
     makers = {
-        "dense": lambda: fully_connected(x.shape[1:], classes, DENSE_WIDTH),
-        "CNN": lambda: convolutional(x.shape[1:], classes, CNN_WIDTH),
+        "dense": partial(fully_connected, x.shape[1:], classes, DENSE_WIDTH),
+        "CNN": partial(convolutional, x.shape[1:], classes, CNN_WIDTH),
     }
     result = []
     for trained_with in ("kron", "auto"):
         for network, make in makers.items():
             torch.manual_seed(seed)
-            options = {"epochs": epochs, "batch_size": 32, "lr": LEARNING_RATE, "seed": seed}
-            fit = sr.fit(
-                make(), (x, y), test=test, structure=trained_with, progress=False, **options
+            config = sr.FitConfig(
+                epochs=epochs, batch_size=32, lr=LEARNING_RATE, seed=seed, progress=False
             )
+            config = config.change(structure=trained_with)
+            fit = sr.fit(make(), (x, y), test=test, config=config)
             values = [
                 float(fit.razor.evidence(fit.data, structure=s).log_evidence) for s in STRUCTURES
             ]

@@ -293,9 +293,9 @@ class Razor:
         """Return the curvature; for "auto", the exact one or the tighter of two lower bounds."""
         self._refresh_layers()
         method = self.method if structure is None else replace(self.method, structure=structure)
-        methods = self._methods(method, loader, subset)
-        if len(methods) > 1 and iter(loader) is loader:
+        if method.structure == AUTO and iter(loader) is loader:  # may be read several times
             loader = ReplayableBatches(self._batches(loader, subset))
+        methods = self._methods(method, loader, subset)
         estimates = [self._estimate(m, loader, subset, keep_graph) for m in methods]
         if len(estimates) == 1:
             return estimates[0]
