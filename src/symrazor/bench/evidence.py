@@ -6,10 +6,14 @@ float64 eigenvalues, the evidence and its gradient in all log precisions. Varian
 turn, round after round, so that other load on the machine affects all of them equally, and medians
 are compared.
 
+With `--structures`, EKFAC, the kernel form, its blocks of 200 samples, and the evaluation of the
+kernel form for new precisions are timed, too, each as an exact estimate.
+
 Two more tables: `growth`, the cost against the number of samples and outputs; `probes`, the error
 of the Monte Carlo estimators relative to the exact one.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,15 +109,43 @@ METHODS = {
     "one probe": Method(estimator="mc"),
     "one sampled label": Method(estimator="mc", probe="label"),
 }
+STRUCTURES = {
+    "exact": Method(),
+    "EKFAC": Method(structure="ekfac"),
+    "kernel": Method(structure="kernel"),
+    "kernel, blocks of 200": Method(structure="kernel", block=200),
+}
+NEW_PRECISIONS = "kernel, new precisions"
 
 
-def variants(alpha: int, padding: Padding, n: int) -> Runs:
-    """Return SGD epochs and all estimators on one network."""
+def reevaluate(model: nn.Module, loader: TensorLoader) -> Callable[[], Evidence]:
+    """Compute the evidence of the kernel form and its gradient for new precisions each time."""
+    theta = weights(model)
+    task = CurvatureTask(model, layers(model), Categorical(), STRUCTURES["kernel"])
+    curvature = collect_curvature(task, loader)
+    laplace_evidence(curvature, GaussianPrior(theta, 1.0), theta)
+    precisions = itertools.count(2)
+
+    def run() -> Evidence:
+        prior = GaussianPrior(theta, 1 + 1 / next(precisions))
+        evidence = laplace_evidence(curvature, prior, theta)
+        torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
+        return evidence.detach()
+
+    return run
+
+
+def variants(alpha: int, padding: Padding, n: int, structures: bool = False) -> Runs:
+    """Return SGD epochs and all estimators, or all structures, on one network."""
     model, sgd = network(alpha, padding), network(alpha, padding)
     last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = data(n)
     loader = TensorLoader(x, y, 250)
     loader_last = TensorLoader(x.contiguous(memory_format=torch.channels_last), y, 250)
+    if structures:
+        runs = {name: estimate(model, loader, method) for name, method in STRUCTURES.items()}
+        again = {NEW_PRECISIONS: reevaluate(model, loader)}
+        return {"SGD epoch": sgd_epoch(sgd, loader), **runs, **again}
     return {
         "SGD epoch": sgd_epoch(sgd, loader),
         "SGD epoch, channels last": sgd_epoch(last, loader_last),
@@ -121,21 +153,25 @@ def variants(alpha: int, padding: Padding, n: int) -> Runs:
     }
 
 
-def first_peak(alpha: int, padding: Padding, name: str, n: int, threads: int) -> float:
+def first_peak(
+    alpha: int, padding: Padding, name: str, n: int, threads: int, structures: bool = False
+) -> float:
     """Return the `peak_memory` of one variant after a warm-up on 8 samples only."""
     torch.set_num_threads(threads)
-    variants(alpha, padding, 8)[name]()
-    return peak_memory(variants(alpha, padding, n)[name])
+    variants(alpha, padding, 8, structures)[name]()
+    return peak_memory(variants(alpha, padding, n, structures)[name])
 
 
-def compare(alpha: int, padding: Padding, n: int = 1000, rounds: int = 5) -> list[Row]:
+def compare(
+    alpha: int, padding: Padding, n: int = 1000, rounds: int = 5, structures: bool = False
+) -> list[Row]:
     """Compare all estimators with SGD on one network."""
-    runs, threads = variants(alpha, padding, n), torch.get_num_threads()
+    runs, threads = variants(alpha, padding, n, structures), torch.get_num_threads()
     times = interleave(runs, rounds)
     base, rows = times["SGD epoch"], []
     for name, run in runs.items():
         cpu, wall = times[name].cpu / base.cpu, times[name].wall / base.wall
-        peak = fresh_peak(__name__, alpha, padding, name, n, threads)
+        peak = fresh_peak(__name__, alpha, padding, name, n, threads, structures)
         result = run()
         value = float(result.log_evidence) if isinstance(result, Evidence) else None
         rows.append(Row("8-conv", alpha, padding, name, cpu, wall, peak, value))
@@ -253,6 +289,7 @@ class Options:
         paddings: Padding modes.
         rounds: Interleaved repeats.
         threads: Torch threads.
+        structures: Measure EKFAC and the kernel form instead of the estimators.
         json: File for the rows.
     """
 
@@ -260,6 +297,7 @@ class Options:
     paddings: tuple[Padding, ...] = ("zeros", "circular")
     rounds: int = 5
     threads: int = 2
+    structures: bool = False
     json: Path | None = None
 
 
@@ -271,7 +309,7 @@ def main(options: Options) -> list[Row]:
         row
         for alpha in options.alphas
         for padding in options.paddings
-        for row in compare(alpha, padding, rounds=options.rounds)
+        for row in compare(alpha, padding, rounds=options.rounds, structures=options.structures)
     ]
     torch.set_num_threads(before)
     write_rows(rows, options.json)
