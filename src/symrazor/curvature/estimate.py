@@ -58,8 +58,9 @@ class Method:
     """How curvature is computed.
 
     Args:
-        structure: "kron", "ekfac", "diag", "block" (dense per tensor), "full", "kernel" (full,
-            over samples), a name given to `register_structure`, or, for a `Razor`, "auto".
+        structure: "kron" (Kronecker factors), "ekfac" (second moments in their eigenbasis), "diag",
+            "block" (dense per tensor), "full", "kernel" (full, over samples), a name given to
+            `register_structure`, or, for a `Razor`, "auto" (see `curvature.auto`).
         estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
             (gradients at the true labels; cheap, but not the curvature: for comparison).
         samples: probes per sample for "mc".
@@ -69,9 +70,11 @@ class Method:
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
         copies: whether "kron" treats copies over which a model averages as further positions
             ("expand"), or averages inputs and sums cotangents over them ("reduce").
-        block: number of samples in a block for "kernel"; None for all samples together.
+        block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
+            None for all samples together.
         outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
-            "independent", or one random output per block ("sampled").
+            "independent" (a lower bound), or one random output per block ("sampled", a lower bound
+            on average).
     """
 
     structure: str = "kron"

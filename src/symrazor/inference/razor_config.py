@@ -34,13 +34,20 @@ class RazorConfig(Method):
     """How a `Razor` estimates the evidence and updates the hyperparameters.
 
     Args:
-        structure: "kron", "diag", "block" or "full" curvature.
+        structure: structure of the curvature. "kron" (Kronecker factors), "ekfac" (a lower bound of
+            the evidence), "diag", "block" (dense per tensor), "full" or "kernel" (all weights, as a
+            matrix over weights or over samples), a name given to `register_structure`, or "auto"
+            (the exact matrix if it is affordable, else the higher of two lower bounds).
         estimator: "exact", "mc" or "empirical".
         samples: probes per datum for "mc".
         probe: "spectral" or "label", for "mc".
         flavour: "expand" or "reduce", for "kron".
         blocks: "own" or "averaged" output factors of block-wise layers, for "kron".
         copies: "reduce" or "expand" over copies of a datum (see `Augmented`), for "kron".
+        block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
+            None for all samples together.
+        outputs: "joint", "independent" (a lower bound) or "sampled" (a lower bound on average) over
+            the outputs of a sample, for "kernel".
         update: "mackay" (fixed point) or "adam".
         prior_precision: starting precision, for all groups or by group name.
         free_precision: starting precision of free paths beside an equivariant one, where

@@ -90,7 +90,8 @@ class FitConfig:
             That is `batch_size` if the network has hyperparameters, else 250 on a GPU, and at least
             250 with at most 400,000 input numbers on a CPU.
         evidence_structure: structure of the curvature for the evidence and the shares of the
-            returned state, such as "auto"; None for the structure of the evidence steps.
+            returned state. "auto" uses the exact curvature if it is affordable; None: the
+            `structure` of the evidence steps. `RazorConfig` lists all structures.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         seed: seed of shuffling, augmentation and probes.
