@@ -48,10 +48,6 @@ class Block(ABC):
         """Eigenvalues of H; zeros may be missing."""
 
     @abstractmethod
-    def factors(self) -> list[Tensor | Factor]:
-        """Return the matrices or factors that define H."""
-
-    @abstractmethod
     def prepare(self) -> list[Spectrum]:
         """Return the eigenvalue jobs that `logdet` depends on."""
 
@@ -127,10 +123,6 @@ class Kron(Block):
         if log_delta.dim():
             raise per_weight_precision_error(self.name)
         return log_delta
-
-    def factors(self) -> list[Tensor | Factor]:
-        """Return A and G."""
-        return [self.A, self.G]
 
     def prepare(self) -> list[Spectrum]:
         """Return the jobs of both factors."""
@@ -231,10 +223,6 @@ class Dense(Block):
         parts = [log_precision[n].expand(shape).reshape(-1) for n, shape in self.shapes.items()]
         return torch.cat(parts)
 
-    def factors(self) -> list[Tensor | Factor]:
-        """Return H."""
-        return [self.H]
-
     def prepare(self) -> list[Spectrum]:
         """Return the job of H if its spectrum serves every precision."""
         if len(self.names) > 1 or self.known_spectrum is not None:
@@ -295,10 +283,6 @@ class Diag(Block):
     def spectrum(self) -> Tensor:
         """The diagonal in float64."""
         return self.h.double()
-
-    def factors(self) -> list[Tensor | Factor]:
-        """Return the diagonal."""
-        return [self.h]
 
     def prepare(self) -> list[Spectrum]:
         """Return no jobs."""

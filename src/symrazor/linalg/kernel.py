@@ -50,7 +50,6 @@ from torch import Tensor
 from symrazor.core.errors import CurvatureError
 from symrazor.linalg.blocks import Block, LogPrecisions
 from symrazor.linalg.eigen_jobs import LinAlgError, Spectrum, eigenvalues, eigenvectors
-from symrazor.linalg.factor import Factor
 from symrazor.linalg.jacobian_rows import BatchRows, Index, JacobianRows, Layout, inner_products
 
 EXACT_ROWS = 1000
@@ -192,10 +191,6 @@ class Kernel(Block):
         """Eigenvalues of H; zeros may be missing."""
         J = self.whole
         return eigenvalues(J @ J.mT, self._label, self._resolution)
-
-    def factors(self) -> list[Tensor | Factor]:
-        """Return the tensors that define the rows."""
-        return list(self.rows.tensors)
 
     def prepare(self) -> list[Spectrum]:
         """Return no jobs: there are no eigenvalues."""
