@@ -30,11 +30,12 @@ def exact_method(method: Method, n_weights: int, n_rows: int) -> Method | None:
         n_weights: number of weights.
         n_rows: number of samples times columns of the root of the output Hessian.
     """
-    if n_weights <= MAX_FULL_WEIGHTS:
+    is_full_affordable = n_weights <= MAX_FULL_WEIGHTS
+    if is_full_affordable and n_weights <= n_rows:
         return replace(method, structure="full", estimator="exact")
     if n_rows <= MAX_KERNEL_ROWS and n_rows**2 * n_weights <= MAX_KERNEL_PRODUCTS:
         return replace(method, structure="kernel", estimator="exact")
-    return None
+    return replace(method, structure="full", estimator="exact") if is_full_affordable else None
 
 
 def resolve(method: Method, n_weights: int, n_data: int, n_columns: int) -> list[Method]:
