@@ -27,6 +27,7 @@ class Arguments:
         rounds: interleaved repetitions; medians are reported.
         alphas: widths of the network with eight convolutions (evidence only).
         paddings: padding modes of its convolutions (evidence only).
+        structures: measure EKFAC and the kernel form instead of the estimators (evidence only).
         growth: also measure the cost by number of samples and outputs (evidence only).
         probes: also measure the errors of the Monte Carlo estimators (evidence only).
         device: cpu or cuda (fit only).
@@ -38,6 +39,7 @@ class Arguments:
     rounds: int = 5
     alphas: tuple[int, ...] = (10, 4)
     paddings: tuple[evidence_bench.Padding, ...] = ("zeros", "circular")
+    structures: Flag = False
     growth: Flag = False
     probes: Flag = False
     device: str = "cpu"
@@ -63,7 +65,11 @@ def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
 def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
     """Run the benchmark of evidence estimates and its optional parts."""
     options = evidence_bench.Options(
-        arguments.alphas, arguments.paddings, arguments.rounds, json=arguments.json_file
+        arguments.alphas,
+        arguments.paddings,
+        arguments.rounds,
+        structures=arguments.structures,
+        json=arguments.json_file,
     )
     show("One evidence estimate, in epochs of plain SGD", lambda: evidence_bench.main(options))
     if arguments.growth:
