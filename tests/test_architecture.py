@@ -49,7 +49,8 @@ def test_the_public_names_exist_and_are_few() -> None:
     missing = [name for name in sr.__all__ if not hasattr(sr, name)]
     assert not missing
     assert len(sr.__all__) <= 52
-    internals = {"accelerate", "core", "linalg", "report", "files"} & set(sr.__all__)
+    assert set(dir(sr)) == set(sr.__all__)
+    internals = {"accelerate", "core", "linalg", "report", "files"} & set(dir(sr))
     assert not internals
 
 

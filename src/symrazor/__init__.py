@@ -93,3 +93,8 @@ __all__ = [
     "save_network",
     "weights",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names; the other packages are importable, but not part of `sr`."""
+    return sorted(__all__)
