@@ -6,7 +6,6 @@ plain CNN is the convolutional candidate trained by AdamW with weight decay and 
 over the whole time. Accuracies are on the 10,000 test images.
 """
 
-import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from symrazor.experiments.images import Images, embedded, official
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
 from symrazor.layers.plain import convolutional
+from symrazor.training.options import Schedule
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,15 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
     """Train by AdamW with a cosine schedule over elapsed time; return the number of epochs."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(seed)
+    schedule = Schedule(total=seconds)
     started, epochs = time.perf_counter(), 0
     while True:
         order = torch.randperm(len(data[1]), generator=generator).to(data[1].device)
         for index in order.split(128):
-            progress = (time.perf_counter() - started) / seconds
-            if progress >= 1:
+            elapsed = time.perf_counter() - started
+            if elapsed >= seconds:
                 return epochs
-            optimizer.param_groups[0]["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * progress))
+            optimizer.param_groups[0]["lr"] = 1e-2 * schedule(elapsed)
             optimizer.zero_grad()
             F.cross_entropy(model(data[0][index]), data[1][index]).backward()
             optimizer.step()

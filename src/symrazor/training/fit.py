@@ -36,6 +36,7 @@ from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
+from symrazor.report.page import write_page
 from symrazor.symmetry.collapse import collapse, path_shares
 from symrazor.symmetry.reading import Reading, read
 from symrazor.symmetry.tables import fit_html
@@ -47,6 +48,7 @@ from symrazor.training.evidence_training import (
     outputs,
     shared_outputs,
 )
+from symrazor.training.fit_document import document_of
 from symrazor.training.loop import Callback, Record
 from symrazor.training.options import FitConfig
 
@@ -153,9 +155,6 @@ class Fit:
         Returns:
             The path of the report.
         """
-        from symrazor.report.page import write_page
-        from symrazor.training.fit_document import document_of
-
         return write_page(document_of(self, **about), file)
 
     def _repr_html_(self) -> str:
