@@ -60,7 +60,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Parse the arguments (by default those of the process) and run a subcommand."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     commands, config = dict(COMMANDS), [tyro.conf.OmitSubcommandPrefixes]
-    if args[:1] == ["fit"]:  # keeps prefixes, since its sections share names: --fit.lr, --razor.lr
+    if args[:1] == ["fit"]:  # keeps prefixes: its sections share names (--fit.lr, --fit.razor.lr)
         commands["fit"] = fit_command(initial_config(args[1:]))
     else:
         config.append(tyro.conf.OmitArgPrefixes)

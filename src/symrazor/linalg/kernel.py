@@ -453,10 +453,10 @@ def _columns(kernel: Kernel, name: str, rows: Index) -> Float[Tensor, "m r"]:
 
 def _products(kernel: Kernel, name: str, left: BatchRows, right: BatchRows) -> Float[Tensor, "l r"]:
     """Return the inner products of two sets of rows in one tensor."""
-    one, other = left.tensors.get(name), right.tensors.get(name)
-    if one is None or other is None:
+    left_rows, right_rows = left.tensors.get(name), right.tensors.get(name)
+    if left_rows is None or right_rows is None:
         return torch.zeros(left.size, right.size, dtype=torch.float64, device=kernel.device)
-    return inner_products(one, other, kernel.layouts.get(name))
+    return inner_products(left_rows, right_rows, kernel.layouts.get(name))
 
 
 def _diagonal(kernel: Kernel, name: str) -> Float[Tensor, " m"]:

@@ -99,7 +99,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.name != "digits" and self.path is None:
-            raise ValueError(f"data.name = {self.name!r} needs data.path, the place of its files.")
+            raise ValueError(f"data.name = {self.name!r} needs data.path, the path of its files.")
         if self.task != "plain" and self.name not in ("digits", "mnist"):
             raise ValueError(f"data.task = {self.task!r} needs digits or mnist, got {self.name}.")
         if self.test is not None and self.name != "npz":

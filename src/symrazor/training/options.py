@@ -85,7 +85,7 @@ class FitConfig:
         burn_in: training steps before the first update of hyperparameters; None for a fifth of all.
         burn_in_most: training steps after which updates start in any case; None for `burn_in`.
             Between the two, updates wait until the training loss has settled; see `BurnIn`.
-        subset: examples per evidence step, scaled up to all; None for all, at most 5,000.
+        subset: examples per evidence step, scaled up to all; None for all, at most 5000.
         evidence_batch: examples per batch of an evidence step; None: chosen by memory.
             That is `batch_size` if the network has hyperparameters, else 250 on a GPU, and at least
             250 with at most 400,000 input numbers on a CPU.
