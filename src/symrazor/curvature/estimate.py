@@ -112,7 +112,8 @@ class Method:
         if self.block is not None or self.outputs != "joint":
             block = "all" if self.block is None else f"{self.block:,}"
             outputs = "" if self.outputs == "joint" else f", {self.outputs} outputs"
-            return f"blocks of {block} samples{outputs}, a lower bound"
+            bound = "a lower bound on average" if self.outputs == "sampled" else "a lower bound"
+            return f"blocks of {block} samples{outputs}, {bound}"
         return words.get(self.structure, self.structure)
 
 

@@ -311,16 +311,19 @@ def _evidence_sentences(razor: Learned, evidence: Evidence, layers: Sequence[Lay
         f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
     )
     if evidence.structure not in ("", Method().description):
-        text += f" Curvature: {evidence.structure}{_gap_in_words(evidence.gap)}."
+        text += f" Curvature: {evidence.structure}{_gap_in_words(evidence)}."
     if razor.at_bound:
         text += f" Prior precision at its bound: {', '.join(razor.at_bound)}."
     return text
 
 
-def _gap_in_words(gap: float | None) -> str:
+def _gap_in_words(evidence: Evidence) -> str:
+    gap = evidence.gap
     if gap is None or gap < 0.05:
         return ""
-    return f" ({gap:,.1f} nats above a second lower bound)"
+    if "bound" in evidence.structure:
+        return f" ({gap:,.1f} nats above a second lower bound)"
+    return f" (at most {gap:,.1f} nats too low)"
 
 
 def _layer_readings(
