@@ -28,8 +28,8 @@ class Evidence:
         effective_parameters: tensor name -> $\gamma = \mathrm{tr}\, H (H + \Delta)^{-1}$, between 0
             and the number of weights: how many of them the data determined.
         structure: structure of the curvature in words, "" if there is none.
-        gap: None for an exact curvature of its structure; for a lower bound, its distance in nats
-            to the lower of two bounds; for a kernel form, the width of the interval that it is in.
+        gap: uncertainty in nats, or None. For the higher of two lower bounds it is the distance
+            to the lower one. For a kernel form, the exact value is at most this much higher.
     """
 
     log_likelihood: Tensor

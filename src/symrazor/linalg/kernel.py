@@ -74,7 +74,7 @@ class Kernel(Block):
         shapes: tensor name -> shape.
         rows: rows of the Jacobian.
         scale: factor of the Gauss-Newton matrix.
-        repeats: factor of the log-determinant: number of such blocks in the whole data set.
+        repeats: factor of the log-determinant, the size of the data set over the samples read.
         layouts: tensor name -> map from blocks [k, o, i] to the layout of the parameter.
         exact_rows: up to this many rows, no approximation is made.
     """
