@@ -1,5 +1,6 @@
-"""Check the shape of the package: no shadowed modules, documented packages, mirrored tests."""
+"""Check the shape of the package: imports, no shadowed modules, docstrings, mirrored tests."""
 
+import ast
 import importlib
 import pkgutil
 from pathlib import Path
@@ -52,6 +53,35 @@ def test_the_public_names_exist_and_are_few() -> None:
     assert set(dir(sr)) == set(sr.__all__)
     internals = {"accelerate", "core", "linalg", "report", "files"} & set(dir(sr))
     assert not internals
+
+
+def local_imports(text: str) -> list[int]:
+    """Return the lines on which a function imports a module of the package."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    inside = {
+        statement
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, functions)
+        for statement in ast.walk(function)
+    }
+    lines = []
+    for statement in inside:
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            names = ["symrazor" if statement.level else statement.module or ""]
+        else:
+            continue
+        lines += [statement.lineno for name in names if name.split(".")[0] == "symrazor"]
+    return sorted(lines)
+
+
+def test_functions_import_only_optional_dependencies() -> None:
+    assert local_imports("import symrazor\ndef f():\n    import symrazor.core\n") == [3]
+    assert local_imports("def f():\n    def g():\n        from . import core\n") == [3]
+    assert not local_imports("def f():\n    import matplotlib\n")
+    hidden = {file: local_imports(file.read_text()) for file in SOURCE.rglob("*.py")}
+    assert {str(file): lines for file, lines in hidden.items() if lines} == {}
 
 
 def is_named_after_a_module(test: str) -> bool:

@@ -33,6 +33,7 @@ from symrazor.curvature.accumulate import (
     Total,
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
+from symrazor.curvature.cuda_replay import GraphReplayScheduler
 from symrazor.curvature.structures import STRUCTURES, Bases, Structure
 from symrazor.curvature.tape import FastBackward, Tape, record
 from symrazor.curvature.weight_sharing import Layer
@@ -42,8 +43,7 @@ from symrazor.data.batches import (
     NumberedBatch,
     RepeatedBatches,
     call,
-    check_batch,
-    map_tensors,
+    check_inputs,
     numbered_batches,
 )
 from symrazor.linalg.blocks import Block, StackedSpectra
@@ -223,11 +223,6 @@ class CurvatureTask:
                 )
             case _:
                 return self.likelihood.residual(f, y).unsqueeze(0)
-
-
-def check_inputs(x: Input, y: Tensor, batch_name: str) -> None:
-    """Check every tensor of a batch; raise ValueError for unusable data."""
-    map_tensors(x, lambda part: check_batch(part, y, batch_name))
 
 
 def _check_outputs(f: Tensor, batch_name: str) -> None:
@@ -422,8 +417,6 @@ def choose_scheduler(task: CurvatureTask, keep_graph: bool = False) -> Scheduler
     on_cpu = all(w.device.type == "cpu" for w in task.theta.values())
     scheduler: Scheduler
     if accelerated and task.device.type == "cuda":
-        from symrazor.curvature.cuda_replay import GraphReplayScheduler
-
         scheduler = GraphReplayScheduler(task)
     elif accelerated and on_cpu and task.structure.runs_in_threads:
         scheduler = ThreadedScheduler(_jobs_by_batch(task, keep_graph))

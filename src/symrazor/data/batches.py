@@ -117,6 +117,11 @@ def check_batch(x: Tensor, y: Tensor, where: str) -> None:
             )
 
 
+def check_inputs(x: Input, y: Tensor, where: str) -> None:
+    """Check every tensor of a batch as `check_batch` does."""
+    map_tensors(x, lambda part: check_batch(part, y, where))
+
+
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
     """Check that x and y have the same, non-zero number of samples."""
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):

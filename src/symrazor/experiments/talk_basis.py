@@ -14,7 +14,7 @@ evidence lower bound (a `Variational` network).
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
+from symrazor.experiments.talk_figure import Results, draw
 from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
 
 F64 = torch.float64
@@ -62,18 +63,6 @@ class Options(Common):
     device: str = "cpu"
     seed: int = 0
     figure: Path | None = None
-
-
-@dataclass
-class Results:
-    """Rows of numbers, and curves for the figure."""
-
-    panels: list[dict[str, Any]] = field(default_factory=list)
-    sizes: list[dict[str, Any]] = field(default_factory=list)
-    amounts: dict[str, list[float]] = field(default_factory=dict)
-    deep: list[dict[str, Any]] = field(default_factory=list)
-    curves: dict[str, list[float]] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def truth(x: Tensor) -> Tensor:
@@ -287,8 +276,6 @@ def run(options: Options) -> str:
     results.seconds = time.perf_counter() - started
     write_json(options.json, {"experiment": "talk-basis", "seed": seed, **vars(results)})
     if options.figure is not None:
-        from symrazor.experiments.talk_figure import draw
-
         draw(results, options.figure)
     return markdown(results)
 

@@ -1,12 +1,24 @@
-"""The figure of `talk_basis`: four models above, learned hyperparameters below."""
+"""The results of `talk_basis` and their figure: models above, learned hyperparameters below."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from symrazor.experiments.figures import new_figure, save_figure
-from symrazor.experiments.talk_basis import PANELS, Results
 
 BLUE, TEAL, RED = "#33518f", "#1b7f79", "#c8553d"
+
+
+@dataclass
+class Results:
+    """Rows of numbers, and curves for the figure."""
+
+    panels: list[dict[str, Any]] = field(default_factory=list)
+    sizes: list[dict[str, Any]] = field(default_factory=list)
+    amounts: dict[str, list[float]] = field(default_factory=dict)
+    deep: list[dict[str, Any]] = field(default_factory=list)
+    curves: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 def draw(results: Results, path: Path) -> Path:
@@ -43,7 +55,7 @@ def _fit(ax: Any, results: Results, row: dict[str, Any]) -> None:
         fontsize=10,
         fontweight="bold" if best else "normal",
     )
-    if name == next(iter(PANELS)):
+    if row is results.panels[0]:
         ax.legend(frameon=False, fontsize=8, loc="lower left")
 
 

@@ -15,19 +15,16 @@ from torch import Tensor
 from symrazor.accelerate.devices import is_plain, run_in_threads
 from symrazor.accelerate.processes import all_reduce_, assign_owners, is_distributed, world
 from symrazor.core.errors import CurvatureError
+from symrazor.linalg.gpu_eigenvalues import MIN_ROWS_UNBATCHED, Shape, Solver, solve_on_gpus
 
 if TYPE_CHECKING:
     from symrazor.linalg.factor import Factor
 
 T = TypeVar("T")
-Solver = Callable[[Tensor], Tensor]
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-Shape = tuple[int, int]
 Matrices = Float[Tensor, "*k d d"]
 Values = Float[Tensor, "*k d"]
 
-MIN_ROWS_UNBATCHED = 64
-"""On a CPU, matrices with at least this many rows are solved one by one to stay in the cache."""
 MIN_JOB_WORK = 2**24
 """Smallest work of one job, in cubes of sizes: one matrix of 256 rows, or 64 of 64 rows."""
 
@@ -172,11 +169,21 @@ class EigenJob:
         """Estimate of the work, proportional to time."""
         return float(self.shape[0] * self.shape[1] ** 3)
 
-    def solve(self) -> Float[Tensor, "k d"]:
-        """Return the eigenvalues, computed on the device of the matrices."""
-        # The unsymmetrised matrices are not bound to a name: they are freed before the solver runs.
-        symmetric = symmetric_part(self.matrices(), self.name)
-        return eigenvalues_of_symmetric(symmetric, self.name, self.resolution)
+    def symmetric(self) -> Float[Tensor, "k d d"]:
+        """Return the symmetric part of the matrices in float64; the matrices are freed."""
+        return symmetric_part(self.matrices(), self.name)
+
+    def solve(
+        self, symmetric: Tensor | None = None, solver: Solver | None = None
+    ) -> Float[Tensor, "k d"]:
+        """Return the eigenvalues.
+
+        Args:
+            symmetric: output of `symmetric`, or a copy on another device, which then computes.
+            solver: used in place of torch's.
+        """
+        symmetric = self.symmetric() if symmetric is None else symmetric
+        return eigenvalues_of_symmetric(symmetric, self.name, self.resolution, solver)
 
 
 @dataclass(frozen=True)
@@ -208,8 +215,6 @@ def _solve_locally(jobs: Sequence[EigenJob]) -> list[Tensor]:
     if is_plain():
         return [job.solve() for job in jobs]
     if any(job.device.type == "cuda" for job in jobs):
-        from symrazor.linalg.gpu_eigenvalues import solve_on_gpus
-
         return solve_on_gpus(jobs)
     order = sorted(range(len(jobs)), key=lambda number: -jobs[number].work)
     values = dict(zip(order, run_in_threads(jobs[number].solve for number in order), strict=True))

@@ -17,8 +17,9 @@ and on the number of threads, never on timing.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,18 +28,19 @@ from symrazor.accelerate import cusolver
 from symrazor.accelerate.cusolver import WORKSPACE_BYTES
 from symrazor.accelerate.devices import run_in_threads, side_stream
 from symrazor.core.errors import CurvatureError
-from symrazor.linalg.eigen_jobs import (
-    MIN_ROWS_UNBATCHED,
-    EigenJob,
-    Shape,
-    eigenvalues_of_symmetric,
-    symmetric_part,
-)
+
+if TYPE_CHECKING:
+    from symrazor.linalg.eigen_jobs import EigenJob
 
 HOST = torch.device("cpu")
+MIN_ROWS_UNBATCHED = 64
+"""On a CPU, matrices with at least this many rows are solved one by one to stay in the cache; on a
+GPU, no smaller ones are."""
+Shape = tuple[int, int]
+Solver = Callable[[Tensor], Tensor]
 
 
-def solve_on_gpus(jobs: Sequence[EigenJob]) -> list[Tensor]:
+def solve_on_gpus(jobs: Sequence["EigenJob"]) -> list[Tensor]:
     """Return the eigenvalues of every job, of which some have matrices on a GPU."""
     gpus = {job.device for job in jobs if job.device.type == "cuda"}
     has_batched_solver = all(cusolver.solver(gpu) is not None for gpu in gpus)
@@ -60,43 +62,43 @@ def solve_on_gpus(jobs: Sequence[EigenJob]) -> list[Tensor]:
     return _to_devices(jobs, [by_number[number] for number in range(len(jobs))])
 
 
-def _on_host(job: EigenJob) -> Callable[[], list[Tensor]]:
+def _on_host(job: "EigenJob") -> Callable[[], list[Tensor]]:
     """Return the remaining CPU work, for any thread; matrices on a GPU are copied now."""
     if job.device.type == "cpu":
         return lambda: [job.solve()]
-    matrices = symmetric_part(job.matrices(), job.name)
+    matrices = job.symmetric()
     host = torch.empty(matrices.shape, dtype=matrices.dtype, pin_memory=True)
     host.copy_(matrices)  # 30 times as fast as a copy to memory that is not pinned
-    return lambda: [eigenvalues_of_symmetric(host, job.name, job.resolution)]
+    return lambda: [job.solve(host)]
 
 
-def _solve_one_by_one(jobs: Sequence[EigenJob]) -> list[Tensor]:
+def _solve_one_by_one(jobs: Sequence["EigenJob"]) -> list[Tensor]:
     """Solve on the GPU's second stream, so that no copy to the host waits for it."""
     with torch.cuda.stream(side_stream(jobs[0].device, 0)):
         return [job.solve().to(HOST) for job in jobs]
 
 
-def _solve_groups(groups: Sequence[Sequence[EigenJob]]) -> list[Tensor]:
+def _solve_groups(groups: Sequence[Sequence["EigenJob"]]) -> list[Tensor]:
     """Solve each group by one batched call on the GPU's third stream."""
     with torch.cuda.stream(side_stream(groups[0][0].device, 1)):
         return [value for group in groups for value in solve_batched(group)]
 
 
-def solve_batched(jobs: Sequence[EigenJob]) -> list[Tensor]:
+def solve_batched(jobs: Sequence["EigenJob"]) -> list[Tensor]:
     """Return the eigenvalues of jobs of one size, as `EigenJob.solve` does, on the host."""
-    resolution = jobs[0].resolution
+    together = replace(
+        jobs[0],
+        name="one of several tensors",
+        matrices=lambda: torch.cat([job.matrices() for job in jobs]),
+    )
     try:
-        matrices = torch.cat([job.matrices() for job in jobs])
-        matrices = symmetric_part(matrices, "one of several tensors")
-        values = eigenvalues_of_symmetric(
-            matrices, "one of several tensors", resolution, cusolver.eigvalsh
-        )
+        values = together.solve(solver=cusolver.eigvalsh)
     except CurvatureError:
         return [job.solve().to(HOST) for job in jobs]  # raises an error that names the tensor
     return list(values.to(HOST).split([job.shape[0] for job in jobs]))
 
 
-def _to_devices(jobs: Sequence[EigenJob], values: Sequence[Tensor]) -> list[Tensor]:
+def _to_devices(jobs: Sequence["EigenJob"], values: Sequence[Tensor]) -> list[Tensor]:
     """Copy the values to the devices of the jobs, in one copy if there is one device."""
     devices = {job.device for job in jobs}
     if len(devices) > 1:
@@ -115,7 +117,7 @@ class EigenSchedule:
     host: list[int]
 
 
-def schedule(jobs: Sequence[EigenJob], threads: int, has_batched_solver: bool) -> EigenSchedule:
+def schedule(jobs: Sequence["EigenJob"], threads: int, has_batched_solver: bool) -> EigenSchedule:
     """Assign sizes that occur often to the batched solver, every other job to the first free one.
 
     One thread keeps each GPU solver busy, the others solve themselves; a single thread does all.
@@ -145,7 +147,7 @@ def schedule(jobs: Sequence[EigenJob], threads: int, has_batched_solver: bool) -
     return plan
 
 
-def _batched_groups(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
+def _batched_groups(numbers: Sequence[int], jobs: Sequence["EigenJob"]) -> list[list[int]]:
     """Return the groups of equal size for which the batched solver is the fastest."""
     by_size: dict[tuple[object, ...], list[int]] = {}
     for number in numbers:
@@ -161,7 +163,7 @@ def _batched_groups(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[li
     return chosen
 
 
-def _split_by_workspace(numbers: Sequence[int], jobs: Sequence[EigenJob]) -> list[list[int]]:
+def _split_by_workspace(numbers: Sequence[int], jobs: Sequence["EigenJob"]) -> list[list[int]]:
     calls, used = list[list[int]](), 0
     for number in numbers:
         k, d = jobs[number].shape
