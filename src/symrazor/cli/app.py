@@ -13,7 +13,7 @@ from symrazor.cli.bench import bench
 from symrazor.cli.data import data
 from symrazor.cli.discover import discover
 from symrazor.cli.experiment import experiment
-from symrazor.cli.fit import fit_command, initial_config
+from symrazor.cli.fit import OptionError, fit_command, initial_config, option_registry
 from symrazor.cli.run_folder import export, predict, report
 from symrazor.core import startup
 from symrazor.core.version import __version__
@@ -21,6 +21,9 @@ from symrazor.runs.config import RunConfig
 
 USER_ERROR, STOPPED, CLOSED_PIPE = 2, 130, 141
 """Exit codes; the last two are those of shells for SIGINT and SIGPIPE."""
+
+USER_MISTAKES = (ValueError, OptionError, OSError, FloatingPointError, ModuleNotFoundError)
+"""Errors that end the command with one line."""
 
 
 def completion(shell: tyro.conf.Positional[Literal["bash", "zsh"]]) -> None:
@@ -65,7 +68,12 @@ def run(arguments: Sequence[str] | None = None) -> None:
     else:
         config.append(tyro.conf.OmitArgPrefixes)
     tyro.extras.subcommand_cli_from_dict(
-        commands, prog="symrazor", description=DESCRIPTION, args=args, config=tuple(config)
+        commands,
+        prog="symrazor",
+        description=DESCRIPTION,
+        args=args,
+        config=tuple(config),
+        registry=option_registry(),
     )
 
 
@@ -78,7 +86,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED_PIPE)
-    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
+    except USER_MISTAKES as error:
         text = f"[red]symrazor:[/red] {escape(str(error))}"
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(USER_ERROR)

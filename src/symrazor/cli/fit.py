@@ -6,21 +6,26 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from symrazor.accelerate import processes
 from symrazor.cli.terminal import Flag, JsonFile, write_json
 from symrazor.core.files import check_writable_file
 from symrazor.runs import run
-from symrazor.runs.config import RunConfig, read_config, refuse_code
+from symrazor.runs.config import HIDDEN, SECTIONS, RunConfig, read_config, refuse_code
 from symrazor.runs.records import CHECKPOINTS, CONFIG, fit_document
+from symrazor.training.options import FitConfig
 
 NEW_RUN_OPTIONS = ("--data.", "--model.", "--fit.", "--help", "-h")
 """Options that describe a new run or ask for help; --resume then needs no existing run."""
+
+NO_OPTIONS = {**HIDDEN, FitConfig: ("save", "resume", "augment")}
+"""Fields that are not options: the run folder has its own, and a function needs a file."""
 
 _ConfigFile = Annotated[Path | None, tyro.conf.arg(metavar="[FILE]", help_behavior_hint="")]
 
@@ -71,6 +76,42 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             sys.stdout.write(f"{result.reading}\n")
 
     return fit
+
+
+class OptionError(Exception):
+    """Options that a configuration rejects.
+
+    No ValueError: tyro would show one with its internal name of the section in front.
+    """
+
+
+def option_registry() -> ConstructorRegistry:
+    """Return tyro's rules for the sections of a configuration, without fields of no effect."""
+    registry = ConstructorRegistry()
+    sections = (RunConfig, *SECTIONS.values())
+    in_progress: list[type[Any]] = []  # lets tyro's own rule describe the section
+
+    @registry.struct_rule
+    def section(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if info.type not in sections or info.type in in_progress:
+            return None
+        in_progress.append(info.type)
+        spec = ConstructorRegistry.get_struct_spec(info)
+        in_progress.pop()
+        if not isinstance(spec, StructConstructorSpec):
+            return None
+
+        def instantiate(**values: Any) -> Any:
+            try:
+                return replace(info.default, **values)
+            except ValueError as error:
+                raise OptionError(str(error)) from error
+
+        hidden = NO_OPTIONS.get(info.type, ())
+        options = tuple(option for option in spec.fields if option.name not in hidden)
+        return StructConstructorSpec(instantiate, options)
+
+    return registry
 
 
 def initial_config(arguments: Sequence[str]) -> RunConfig:
