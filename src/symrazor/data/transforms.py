@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from symrazor.core.resampling import sample_grid
 from symrazor.data.embedded import on_canvas
 
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -139,20 +140,12 @@ def _resampled(
             f"x must be floating point of shape [n, c, h, w], got {x.dtype} of shape "
             f"{list(x.shape)}. For bytes use x.float() / 255."
         )
-    n, _, h, w = x.shape
-    maps = x.new_zeros(n, 2, 3)
-    maps[:, :, :2] = matrix
+    maps = x.new_zeros(len(x), 1, 2, 3)
+    maps[..., :2] = matrix.unsqueeze(-3)
     if shift is not None:
-        maps[:, :, 2] = shift / (w / 2)
-    if h != w:  # torch's vertical unit is half the height; shifts are in half widths
-        maps = maps * maps.new_tensor([[1, h / w, 1], [w / h, 1, w / h]])
-    parts = []
-    for images, affine in zip(
-        x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True
-    ):
-        grid = F.affine_grid(affine, [len(images), 1, h, w], align_corners=False)
-        parts.append(F.grid_sample(images, grid, padding_mode="zeros", align_corners=False))
-    return torch.cat(parts)
+        maps[:, 0, :, 2] = shift / (x.shape[-1] / 2)
+    chunks = zip(x.split(_IMAGES_PER_CHUNK), maps.split(_IMAGES_PER_CHUNK), strict=True)
+    return torch.cat([sample_grid(images, chunk).squeeze(2) for images, chunk in chunks])
 
 
 def flip_and_crop(

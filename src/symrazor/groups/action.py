@@ -13,18 +13,16 @@ An element is an index (of a finite group), or a permutation or matrix.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from symrazor.core.resampling import Outside, sample_grid
 from symrazor.core.validation import check_choice
 from symrazor.groups.generators import grid_shape
 from symrazor.groups.group import Element, Group
 
-Outside = Literal["zeros", "border", "reflection"]
 PIXEL_TOLERANCE = 1e-9
 """A position at most this far from a pixel, in pixels, is on it."""
 
@@ -143,8 +141,8 @@ class OnGrid(GroupAction):
                 f"0, ..., 0, 1 of homogeneous coordinates; {group.name} does not have it."
             )
 
-    def _sources(self, g: Element) -> Float[Tensor, "s dims"]:
-        """Return for every pixel p the position g^-1 p, in pixels along the axes of the tensor."""
+    def _inverse(self, g: Element) -> Float[Tensor, "dims dims+1"]:
+        """Return the affine map of g^-1, in half-widths and in the order (x, y, z)."""
         matrix = self.group.element(g)
         if matrix.dim() == 1:
             raise ValueError("g must be a matrix; use OnPositions for permutations.")
@@ -155,9 +153,14 @@ class OnGrid(GroupAction):
             near = (inverse - inverse.round()).abs() < PIXEL_TOLERANCE
             inverse = torch.where(near, inverse.round(), inverse)
         dims = len(self.shape)
-        moved = grid_positions(self.shape) @ inverse[:dims, :dims].flip(0, 1).T
-        if len(inverse) > dims:
-            moved = moved + inverse[:dims, dims].flip(0) * self.shape[-1] / 2
+        shift = inverse[:dims, dims:] if len(inverse) > dims else inverse.new_zeros(dims, 1)
+        return torch.cat([inverse[:dims, :dims], shift], 1)
+
+    def _sources(self, g: Element) -> Float[Tensor, "s dims"]:
+        """Return for every pixel p the position g^-1 p, in pixels along the axes of the tensor."""
+        inverse = self._inverse(g).flip(0)
+        moved = grid_positions(self.shape) @ inverse[:, :-1].flip(1).T
+        moved = moved + inverse[:, -1] * self.shape[-1] / 2
         sources: Tensor = moved + (torch.tensor(self.shape, dtype=torch.float64) - 1) / 2
         return sources
 
@@ -190,15 +193,7 @@ class OnGrid(GroupAction):
             raise ValueError(
                 f"Interpolation needs floating-point data, got {x.dtype}. Use x.float()."
             )
-        sizes = torch.tensor(self.shape, dtype=torch.float64)
-        unit = (2 * self._sources(g) + 1) / sizes - 1
-        shape = self.shape
-        if len(shape) == 1:  # torch interpolates in 2 and 3 dimensions: use an image of one row
-            shape, unit = (1, *shape), F.pad(unit, (1, 0))
-        grid = unit.flip(1).reshape(1, *shape, -1).expand(len(x), *shape, -1).to(x)
-        rows = x.reshape(*x.shape[:2], *shape)
-        moved = F.grid_sample(rows, grid, padding_mode=self.outside, align_corners=False)
-        return moved.reshape(x.shape)
+        return sample_grid(x, self._inverse(g)[None, None], self.outside).squeeze(2)
 
     @torch.no_grad()
     def interpolation_error(self, x: Float[Tensor, "n c *s"], count: int = 16) -> float:

@@ -27,6 +27,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, interval, real
+from symrazor.core.resampling import sample_grid
 from symrazor.groups.lie import LieAlgebra
 from symrazor.invariance.lie_distributions import AffineLie, Group, LieDistribution, Widths
 
@@ -304,14 +305,12 @@ def resample(
     if not blur >= 0:
         raise ValueError(f"blur must be at least 0 pixels, got {blur}.")
     lead, (n, c, h, w) = images.shape[:-4], images.shape[-4:]
-    maps = _check_maps(matrices, lead)
-    places = _places(maps.to(images.dtype), h, w)
+    maps = _check_maps(matrices, lead)[..., :2, :].to(images.dtype)
     flat = images.reshape(-1, n * c, h, w)
     if blur > 0:
         flat = _blurred(flat, blur)
     s = maps.shape[-3]
-    grid = places.reshape(-1, s * h, w, 2).expand(len(flat), -1, -1, -1)
-    read = F.grid_sample(flat, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    read = sample_grid(flat, maps.reshape(-1, s, 2, 3))
     return read.reshape(*lead, n, c, s, h, w).movedim(-3, -4)
 
 
@@ -365,14 +364,6 @@ def _check_maps(matrices: Tensor, lead: torch.Size) -> Tensor:
             f"{list(matrices.shape[:-3])}."
         )
     return matrices
-
-
-def _places(maps: Tensor, h: int, w: int) -> Float[Tensor, "b h w 2"]:
-    """Return where each pixel reads, in torch's coordinates: -1 and 1 are the image borders."""
-    affine = maps[..., :2, :].reshape(-1, 2, 3)
-    if h != w:  # torch's vertical unit is half the height, that of the maps half the width
-        affine = affine * affine.new_tensor([[1, h / w, 1], [w / h, 1, w / h]])
-    return F.affine_grid(affine, [len(affine), 1, h, w], align_corners=False)
 
 
 def _blurred(images: Float[Tensor, "n c h w"], sigma: float) -> Float[Tensor, "n c h w"]:

@@ -230,7 +230,7 @@ def point_group(group: str | Group) -> PointGroup:
 
 def interpolation(group: PointGroup, kernel: int) -> Float[Tensor, "g p s"]:
     r"""Return $T_g[p, \delta] = \prod_d \max(0, 1 - |(R_g^{-1} \delta - p)_d|)$ in float64."""
-    # Not `resample` of `invariance`: the layer needs the weights, in float64 and in 3 dimensions.
+    # Not `sample_grid`: the layer needs the interpolation weights, not interpolated values.
     positions = grid_positions((kernel,) * group.dims)
     sources = torch.einsum("gij,sj->gsi", torch.linalg.inv(group.matrices), positions)
     distances = (sources.unsqueeze(1) - positions[:, None]).abs()
