@@ -12,19 +12,15 @@ from symrazor.core.likelihood import (
     Gaussian,
     Likelihood,
     Poisson,
-    register_likelihood,
 )
-from symrazor.core.parameters import Hyper, hyperparameters, interval, positive, real, weights
+from symrazor.core.parameters import Hyper, interval, positive, real, weights
 from symrazor.core.prior import GaussianPrior, Prior
 from symrazor.core.version import __version__
 from symrazor.discovery.api import discover
 from symrazor.discovery.result import Discovery
 from symrazor.inference.exact import exact_evidence
-from symrazor.inference.posterior import Posterior, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
-from symrazor.inference.variational.config import VariationalConfig
-from symrazor.inference.variational.network import Variational
 from symrazor.symmetry.collapse import collapse
 from symrazor.symmetry.equivariance import equivariance_error
 from symrazor.symmetry.export import save_network
@@ -32,12 +28,9 @@ from symrazor.symmetry.reading import Reading, reading
 from symrazor.symmetry.relax import relax
 from symrazor.symmetry.replacement import relaxation, replace_batchnorm
 from symrazor.symmetry.tables import collapse_table
-from symrazor.training.events import JsonLines, TensorBoard, read_events
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
 from symrazor.training.prequential import prequential
-from symrazor.training.prequential_result import Prequential
-from symrazor.training.variational import VariationalFitConfig, fit_variational
 
 __all__ = [
     "Bernoulli",
@@ -51,21 +44,13 @@ __all__ = [
     "Gaussian",
     "GaussianPrior",
     "Hyper",
-    "JsonLines",
     "Likelihood",
     "Poisson",
-    "Posterior",
-    "Prediction",
-    "Prequential",
     "Prior",
     "Razor",
     "RazorConfig",
     "Reading",
-    "TensorBoard",
     "UnsupportedParameterError",
-    "Variational",
-    "VariationalConfig",
-    "VariationalFitConfig",
     "__version__",
     "collapse",
     "collapse_table",
@@ -75,17 +60,13 @@ __all__ = [
     "equivariance_error",
     "exact_evidence",
     "fit",
-    "fit_variational",
     "groups",
-    "hyperparameters",
     "interval",
     "invariance",
     "layers",
     "positive",
     "prequential",
-    "read_events",
     "reading",
-    "register_likelihood",
     "real",
     "relax",
     "relaxation",

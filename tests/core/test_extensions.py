@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.likelihood import LIKELIHOODS
+from symrazor.core.likelihood import LIKELIHOODS, register_likelihood
 from symrazor.inference.laplace import laplace_evidence
 
 F64 = torch.float64
@@ -37,7 +37,7 @@ class Exponential(sr.Likelihood):
 
 @pytest.fixture
 def registered() -> Iterator[str]:
-    sr.register_likelihood("exponential")(Exponential)
+    register_likelihood("exponential")(Exponential)
     yield "exponential"
     del LIKELIHOODS["exponential"]
 
@@ -66,7 +66,7 @@ def test_a_registered_likelihood_works_by_name_in_razor_and_fit(registered: str)
 
 def test_names_of_likelihoods_are_unique() -> None:
     with pytest.raises(ValueError, match="'gaussian' belongs to Gaussian"):
-        sr.register_likelihood("gaussian")(Exponential)
+        register_likelihood("gaussian")(Exponential)
     with pytest.raises(ValueError, match="Unknown likelihood 'exponential'. Use one of 'categoric"):
         sr.Razor(nn.Linear(2, 1), "exponential", 10)
 

@@ -18,6 +18,7 @@ from symrazor.experiments.__main__ import main
 from symrazor.experiments.ella import Options
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.layers.ella import PATHS, ella_network
+from symrazor.training.events import read_events
 
 PLAIN_BIASES = 450  # of the reference's F-FC and S-FC inside their product: ours have none
 PIXEL_BIASES = 1685  # of the reference's F-FC, one per output pixel
@@ -292,7 +293,7 @@ def test_tiny_tables_as_commands(
     assert [len(run["free_shares"]) for run in runs] == [5, 5]
     assert runs[1]["free_shares"] == [0.0] * 5
     assert runs[0]["reading"]["train"]["epochs"] == 1
-    (event,) = sr.read_events(tmp_path / "digit_f-fc+conv_laplace-0.jsonl")
+    (event,) = read_events(tmp_path / "digit_f-fc+conv_laplace-0.jsonl")
     assert event == runs[0]["history"][0]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import symrazor as sr
 from symrazor.experiments import ella_tables, starts
 from symrazor.experiments.ella import Options
 from symrazor.experiments.results import check_figures, markdown, read_runs
+from symrazor.training.events import read_events
 
 ROW = "digit/conv/map"
 
@@ -87,14 +87,14 @@ def test_events_are_those_of_the_last_run(tmp_path: Path) -> None:
     file = tmp_path / "digit_conv_map-0.jsonl"
     for epochs in (3, 1):
         _table(_options(events=tmp_path, epochs=epochs))
-        assert [event["epoch"] for event in sr.read_events(file)] == list(range(1, epochs + 1))
+        assert [event["epoch"] for event in read_events(file)] == list(range(1, epochs + 1))
 
 
 def test_events_of_a_resumed_run_go_on(tmp_path: Path) -> None:
     run, file = f"resume={tmp_path / 'run'}", tmp_path / "digit_conv_map-0.jsonl"
     for _ in range(2):  # the second has nothing left to do
         _table(_options(events=tmp_path, epochs=2, set=(run,)))
-        assert [event["epoch"] for event in sr.read_events(file)] == [1, 2]
+        assert [event["epoch"] for event in read_events(file)] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import symrazor as sr
 from symrazor import curvature
 from symrazor.accelerate.processes import ShardedLoader
+from symrazor.core.parameters import hyperparameters
 from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.data import TensorLoader
 
@@ -314,4 +315,4 @@ def test_hyper_values() -> None:
     assert float(hyper.value.detach()) == pytest.approx(1.5)
     with pytest.raises(ValueError, match="positive"):
         sr.Hyper(-1.0)
-    assert list(sr.hyperparameters(hyper)) == ["raw"]
+    assert list(hyperparameters(hyper)) == ["raw"]

@@ -27,6 +27,7 @@ from symrazor.runs import load_run, run
 from symrazor.runs import records as runs
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
 from symrazor.runs.records import fit_document
+from symrazor.training.events import read_events
 
 
 def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
         razor.method = exact.method
         values.append(float(razor.evidence(TensorLoader(x, y, 60)).log_evidence))
     assert values[0] == pytest.approx(values[1], rel=1e-12)  # precisions came back too
-    assert [r["epoch"] for r in sr.read_events(tmp_path / "run" / "events.jsonl")] == [1, 2]
+    assert [r["epoch"] for r in read_events(tmp_path / "run" / "events.jsonl")] == [1, 2]
     assert torch.equal(again.predict(x[:5]).mean, fit.predict(x[:5]).mean)
     assert again.predict(x[:5], "probit").mean.shape == (5, 10)
 
@@ -204,7 +205,7 @@ def test_repeated_epochs_count_once(tmp_path: Path) -> None:
     assert [r["epoch"] for r in question["candidates"][0]["history"]] == [1, 2]
     shutil.rmtree(folder / runs.CHECKPOINTS)
     run(replace(config, fit=config.fit.change(epochs=1)), folder, resume=True)
-    assert [record["epoch"] for record in sr.read_events(events)] == [1]
+    assert [record["epoch"] for record in read_events(events)] == [1]
 
 
 def test_a_run_that_failed_to_start_leaves_no_files(tmp_path: Path) -> None:
@@ -279,7 +280,7 @@ def test_the_command_stops_and_resumes(tmp_path: Path) -> None:
     done = call("--resume", "--trust-code")
     assert done.returncode == 0, done.stderr
     assert "Whole network" in done.stdout
-    assert [record["epoch"] for record in sr.read_events(out / runs.EVENTS)] == [1, 2, 3, 4, 5, 6]
+    assert [record["epoch"] for record in read_events(out / runs.EVENTS)] == [1, 2, 3, 4, 5, 6]
     whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")
     x = whole.data.x
     torch.testing.assert_close(load_run(out).model(x), whole.model(x))

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from variational_case import F64, data, mlp
 
-import symrazor as sr
+from symrazor.inference.variational import Variational
+from symrazor.training.variational import fit_variational
 
 
 def test_fit_learns_a_function_and_returns_a_reading() -> None:
@@ -16,7 +17,7 @@ def test_fit_learns_a_function_and_returns_a_reading() -> None:
     y = (x[:, 0] * x[:, 1] > 0).long()
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     records: list[dict[str, object]] = []
-    fit = sr.fit_variational(
+    fit = fit_variational(
         model,
         (x[:350], y[:350]),
         test=(x[350:], y[350:]),
@@ -47,13 +48,13 @@ def test_fit_learns_a_function_and_returns_a_reading() -> None:
 
 def test_unknown_options_are_reported() -> None:
     with pytest.raises(ValueError, match="Unknown options \\['epoch'\\].*epochs"):
-        sr.fit_variational(mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
+        fit_variational(mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
 
 
 def test_fit_is_reproducible_and_rejects_invalid_options() -> None:
     x, y = data(12)
     runs = [
-        sr.fit_variational(mlp(), (x, y), epochs=3, batch_size=5, seed=3, progress=False)
+        fit_variational(mlp(), (x, y), epochs=3, batch_size=5, seed=3, progress=False)
         for _ in range(2)
     ]
     assert [r["nll"] for r in runs[0].history] == [r["nll"] for r in runs[1].history]
@@ -65,15 +66,15 @@ def test_fit_is_reproducible_and_rejects_invalid_options() -> None:
         ({"estimator": "mc"}, "Unknown options \\['estimator'\\]"),
     ):
         with pytest.raises(ValueError, match=message):
-            sr.fit_variational(mlp(), (x, y), **changes)  # type: ignore[arg-type]
+            fit_variational(mlp(), (x, y), **changes)  # type: ignore[arg-type]
     with pytest.raises(FloatingPointError, match="norm of the gradient"):
-        sr.fit_variational(mlp(), (x, y), epochs=300, lr=1e30, progress=False)
+        fit_variational(mlp(), (x, y), epochs=300, lr=1e30, progress=False)
 
 
 def test_convolutions_are_sampled_and_converted_between_dtypes() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
-    vi = sr.Variational(model, "categorical", 5).double()
+    vi = Variational(model, "categorical", 5).double()
     x, y = torch.randn(5, 1, 4, 4, dtype=F64), torch.arange(5) % 2
     now = vi.bound(x, y)
     now.log_evidence.backward()

@@ -20,6 +20,7 @@ from symrazor.experiments.images import Images
 from symrazor.experiments.options import OfTable, parse_settings
 from symrazor.experiments.results import Run, check_figures, gather, markdown, merged, read_runs
 from symrazor.layers.ella import Prior, ella_network
+from symrazor.training.events import JsonLines
 
 BURN_IN_EPOCHS = 10
 """Epochs before the first update of a precision, as in the paper; at most half of a short run."""
@@ -159,7 +160,7 @@ def run_row(table: Table, row: Row, options: Options, seed: int, data: Images) -
         file = options.events / f"{row.name.replace('/', '_')}-{seed}.jsonl"
         if config.resume is None:  # the file may hold epochs of another run with this name
             file.unlink(missing_ok=True)
-        callbacks = [sr.JsonLines(file)]
+        callbacks = [JsonLines(file)]
     try:
         fit = sr.fit(model, train, test=test, config=config, callbacks=callbacks)
     except (FloatingPointError, CurvatureError) as error:

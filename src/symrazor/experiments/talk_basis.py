@@ -23,10 +23,12 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.core.parameters import hyperparameters
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
 from symrazor.experiments.talk_figure import Results, draw
 from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
+from symrazor.training.variational import fit_variational
 
 F64 = torch.float64
 NOISE = 0.2
@@ -171,7 +173,7 @@ class CosineNetwork(nn.Module):
 def maximum_likelihood(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
     """Learn weights and frequency by the training loss."""
     model = CosineNetwork(omega2, seed=seed)
-    theta, eta = sr.weights(model).values(), sr.hyperparameters(model).values()
+    theta, eta = sr.weights(model).values(), hyperparameters(model).values()
     groups = [{"params": list(theta), "lr": 1e-2}, {"params": list(eta), "lr": HYPER_LR}]
     optimiser = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, DEEP_STEPS)
@@ -209,7 +211,7 @@ def bound(omega2: float, x: Tensor, y: Tensor, seed: int) -> dict[str, Any]:
     """Learn posteriors, frequency and precisions by the evidence lower bound."""
     model = CosineNetwork(omega2, seed=seed)
     path = [omega2]
-    fit = sr.fit_variational(
+    fit = fit_variational(
         model,
         (x, y),
         sr.Gaussian(NOISE),

@@ -10,12 +10,14 @@ from variational_case import F64, data, mlp
 
 import symrazor as sr
 from symrazor.inference.exact import exact_evidence
+from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational import (
     Diagonal,
     Full,
     LowRank,
     MatrixNormal,
     Point,
+    Variational,
     collapsed_kl,
     kl,
 )
@@ -28,14 +30,14 @@ def test_any_mix_of_posteriors_over_layers() -> None:
     model = mlp()
     posterior = LowRank((2, 3), rank=1, scale=0.3, dtype=F64)
     kinds = {"0.weight": "full", "0.bias": Diagonal, "2.weight": posterior, "*": "point"}
-    vi = sr.Variational(model, "categorical", 6, posterior=kinds)
+    vi = Variational(model, "categorical", 6, posterior=kinds)
     classes = {name: type(q) for name, q in vi.posteriors.items()}
     assert classes == {"0.weight": Full, "0.bias": Diagonal, "2.weight": LowRank, "2.bias": Point}
     assert set(vi.prior.group_of) == {"0.weight", "0.bias", "2.weight"}
     for name, parameter in model.named_parameters():
         assert vi.posteriors[name].mean is parameter  # the model is the mean
     assert len({id(p) for p in vi.parameters()}) == len(list(vi.parameters()))
-    plain = sr.Variational(mlp(), "categorical", 6)
+    plain = Variational(mlp(), "categorical", 6)
     assert isinstance(plain.posteriors["0.weight"], MatrixNormal)
     assert isinstance(plain.posteriors["0.bias"], Diagonal)
     spread = plain.posteriors["2.weight"].variance().mean().sqrt()
@@ -45,7 +47,7 @@ def test_any_mix_of_posteriors_over_layers() -> None:
 
 def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
     x, y = data()
-    vi = sr.Variational(mlp(), "categorical", 6, posterior="point")
+    vi = Variational(mlp(), "categorical", 6, posterior="point")
     f = vi.outputs(x, 3)
     assert torch.equal(f[0], f[2]) and torch.equal(f[0], vi(x))
     with torch.no_grad():
@@ -83,12 +85,12 @@ def test_point_estimates_pay_nothing_and_do_not_vary() -> None:
 )
 def test_bad_options_are_rejected(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        sr.Variational(mlp(), "categorical", 6, **options)
+        Variational(mlp(), "categorical", 6, **options)
 
 
 def test_bad_calls_are_rejected() -> None:
     x, y = data()
-    vi = sr.Variational(mlp(), "categorical", 7)
+    vi = Variational(mlp(), "categorical", 7)
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         vi.outputs(x, 0)
     with pytest.raises(ValueError, match="The loader yielded 6 samples, but n_data or subset is 7"):
@@ -96,13 +98,13 @@ def test_bad_calls_are_rejected() -> None:
     with pytest.raises(ValueError, match="not between 0 and 1"):
         vi.bound(x, y + 1)
     with pytest.raises(ValueError, match="n_data must be a positive integer"):
-        sr.Variational(mlp(), "categorical", 0)
+        Variational(mlp(), "categorical", 0)
     with pytest.raises(ValueError, match="no trainable weights"):
-        sr.Variational(nn.ReLU(), "categorical", 6)
+        Variational(nn.ReLU(), "categorical", 6)
     with pytest.raises(ValueError, match="two layers with posteriors"):
-        sr.Variational(mlp(), "categorical", 6).evidence([(x, y)], hidden=[("5", "6")])
+        Variational(mlp(), "categorical", 6).evidence([(x, y)], hidden=[("5", "6")])
     with pytest.raises(ValueError, match="the same for all hidden units"):
-        diagonal = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
+        diagonal = Variational(mlp(), "categorical", 6, prior_groups="diagonal")
         diagonal.evidence([(x, y)], hidden=[("0", "2")])
 
 
@@ -150,7 +152,7 @@ def test_local_reparameterisation_only_where_it_is_exact(use: str, local: list[s
     x, _ = data()
     model = _Twice(use).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    vi = sr.Variational(model, "categorical", 6, scale=0.3)
+    vi = Variational(model, "categorical", 6, scale=0.3)
     if use == "batchnorm":
         model.eval()
     vi.outputs(x)
@@ -165,7 +167,7 @@ def test_local_draws_have_the_distribution_of_drawn_weights(posterior: str) -> N
     x, _ = data(3)
     moments = []
     for local in (True, False):
-        vi = sr.Variational(mlp(), "categorical", 6, posterior=posterior, scale=0.4, local=local)
+        vi = Variational(mlp(), "categorical", 6, posterior=posterior, scale=0.4, local=local)
         with torch.no_grad():
             f = vi.outputs(x, 2500)
         assert vi.local == (["0", "2"] if local else [])
@@ -180,7 +182,7 @@ def test_antithetic_draws_mirror_every_layer() -> None:
     """A linear network's outputs are linear in its noise: pairs average to the mean exactly."""
     x, _ = data()
     for local in (True, False):
-        vi = sr.Variational(nn.Linear(2, 2).double(), "categorical", 6, scale=1.0, local=local)
+        vi = Variational(nn.Linear(2, 2).double(), "categorical", 6, scale=1.0, local=local)
         f = vi.outputs(x, 5, antithetic=True)
         mean = vi(x)
         for first, second in ((0, 3), (1, 4)):
@@ -191,7 +193,7 @@ def test_antithetic_draws_mirror_every_layer() -> None:
 # ---------------------------------------------------------------------------------------- the bound
 
 
-def _linear(posterior: str = "block", **options: object) -> tuple[sr.Variational, Tensor, Tensor]:
+def _linear(posterior: str = "block", **options: object) -> tuple[Variational, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20, 3, generator=generator, dtype=F64)
     slope = torch.tensor([[1.0], [-0.5], [0.2]], dtype=F64)
@@ -199,7 +201,7 @@ def _linear(posterior: str = "block", **options: object) -> tuple[sr.Variational
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False).double()
     kinds = {"weight": posterior}
-    vi = sr.Variational(model, sr.Gaussian(0.5), 20, posterior=kinds, scale=0.3, **options)
+    vi = Variational(model, sr.Gaussian(0.5), 20, posterior=kinds, scale=0.3, **options)
     return vi, x, y
 
 
@@ -236,7 +238,7 @@ def test_gradient_in_every_hyperparameter_by_finite_differences() -> None:
 
     x, _ = data()
     y = torch.randn(6, 2, dtype=F64)
-    vi = sr.Variational(Scaled(), sr.Gaussian(0.7), 6, prior_update="gradient", scale=0.5)
+    vi = Variational(Scaled(), sr.Gaussian(0.7), 6, prior_update="gradient", scale=0.5)
     start = vi.generator.get_state()
 
     def value() -> Tensor:
@@ -278,14 +280,12 @@ def test_collapsed_prior_has_value_and_gradient_of_the_collapsed_divergence() ->
 
 def test_prior_groups_share_a_best_variance() -> None:
     x, y = data()
-    vi = sr.Variational(
-        mlp(), "categorical", 6, prior_groups={"all": ["*.weight"], "b": ["*.bias"]}
-    )
+    vi = Variational(mlp(), "categorical", 6, prior_groups={"all": ["*.weight"], "b": ["*.bias"]})
     vi.bound(x, y)
     qs = [vi.posteriors[name] for name in ("0.weight", "2.weight")]
     best = sum(float(q.second_moment().detach()) for q in qs) / sum(q.size for q in qs)
     assert float(vi.prior.precisions["all"]) == pytest.approx(1 / best)
-    diagonal = sr.Variational(mlp(), "categorical", 6, prior_groups="diagonal")
+    diagonal = Variational(mlp(), "categorical", 6, prior_groups="diagonal")
     bound = diagonal.bound(x, y)
     for name, q in diagonal.posteriors.items():
         moments = q.variance() + q.mean.square()
@@ -349,7 +349,7 @@ def test_three_ways_to_learn_prior_and_noise_agree_at_the_optimum(
 def test_regression_predictive_has_the_exact_variance() -> None:
     vi, x, _ = _linear()
     q = vi.posteriors["weight"]
-    predict: Callable[..., sr.Prediction] = vi.predict
+    predict: Callable[..., Prediction] = vi.predict
     prediction = predict(x, draws=4000)
     assert prediction.variance is not None
     with torch.no_grad():

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
-import symrazor as sr
 from symrazor.inference.variational import (
     BlockCholesky,
     Diagonal,
     Full,
     GaussianPosterior,
     MatrixNormal,
+    Variational,
 )
 from symrazor.inference.variational.permutations import permutation_gain
 
@@ -118,10 +118,10 @@ def test_layers_without_a_posterior_raise() -> None:
     """If one of the two layers is missing or fixed, a permutation gives another network."""
     x, y = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-    vi = sr.Variational(model, "categorical", 4)
+    vi = Variational(model, "categorical", 4)
     with pytest.raises(ValueError, match="'7.weight' has no posterior"):
         vi.evidence([(x, y)], hidden=[("0", "7")])
     mixed = {"2.weight": "point", "*": "diagonal"}
-    vi = sr.Variational(model, "categorical", 4, posterior=mixed)
+    vi = Variational(model, "categorical", 4, posterior=mixed)
     with pytest.raises(ValueError, match="Point estimates of \\['2.weight'\\]"):
         vi.evidence([(x, y)], hidden=[("0", "2")])

@@ -4,6 +4,7 @@
 computes the bound.
 """
 
+from symrazor.inference.variational.config import VariationalConfig
 from symrazor.inference.variational.gaussian import (
     GaussianPosterior,
     Point,
@@ -11,6 +12,7 @@ from symrazor.inference.variational.gaussian import (
     collapsed_kl,
     kl,
 )
+from symrazor.inference.variational.network import Variational
 from symrazor.inference.variational.posteriors import (
     BlockCholesky,
     Diagonal,
@@ -27,6 +29,8 @@ __all__ = [
     "LowRank",
     "MatrixNormal",
     "Point",
+    "Variational",
+    "VariationalConfig",
     "best_variance",
     "collapsed_kl",
     "kl",
