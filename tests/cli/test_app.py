@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from run_case import reseal
 
 import symrazor as sr
 from symrazor.bench import evidence as evidence_bench
@@ -325,6 +326,7 @@ def test_text_of_the_user_is_not_markup(call: Call, tmp_path: Path) -> None:
     question["question"], question["verdict"] = "what [/b] is it?", "A [red]linear[/] model."
     question["headline"] = ""
     (tmp_path / "discover.json").write_text(json.dumps(document))
+    reseal(tmp_path)
     process = call("report", str(tmp_path))
     assert process.returncode == 0, process.stderr
     assert "what [/b] is it?" in process.stdout and "A [red]linear[/] model." in process.stdout

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from run_case import SMALL, small
+from run_case import SMALL, reseal, small
 
 import symrazor as sr
 from symrazor.cli import app as cli
@@ -35,7 +35,7 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
     fit = run(config, tmp_path / "run")
     names = {path.name for path in (tmp_path / "run").iterdir()}
     tensors = {"network.safetensors", "razor.safetensors", "plain"}
-    text = {"README.txt", "config.toml", "events.jsonl", "reading.json"}
+    text = {"README.txt", "config.toml", "events.jsonl", "reading.json", "run.json"}
     assert names == {"checkpoints", *text, *tensors}
     torch.manual_seed(7)  # load_run must not depend on it
     again = load_run(tmp_path / "run")
@@ -163,16 +163,16 @@ def test_wrong_configurations_raise_errors(document: dict[str, Any], message: st
 
 
 def test_wrong_folders_raise_errors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="it has no config.toml"):
+    with pytest.raises(ValueError, match="is not the folder of a fit"):
         load_run(tmp_path)
     config = small(tmp_path)
     run(config, tmp_path / "run")
-    with pytest.raises(ValueError, match="already has a run. Add --resume"):
+    with pytest.raises(ValueError, match="already has a finished run .*Add --resume"):
         run(config, tmp_path / "run")
     again = run(config, tmp_path / "run", resume=True)  # done already: nothing is trained
     assert len(again.history) == 2
     (tmp_path / "run" / runs.READING).unlink()
-    with pytest.raises(ValueError, match="is not finished: it has no reading.json"):
+    with pytest.raises(ValueError, match="No such file: .*reading.json. It is part of the run"):
         load_run(tmp_path / "run")
     for place in (tmp_path / "small.toml", tmp_path / "small.toml" / "run"):
         with pytest.raises(ValueError, match=r"No run can be written to .* is a file"):
@@ -201,6 +201,7 @@ def test_repeated_epochs_count_once(tmp_path: Path) -> None:
     events = folder / runs.EVENTS
     first, second = events.read_text().splitlines(keepends=True)
     events.write_text(first + second + first + second)
+    reseal(folder)
     (question,) = fit_document(folder)["questions"]
     assert [r["epoch"] for r in question["candidates"][0]["history"]] == [1, 2]
     shutil.rmtree(folder / runs.CHECKPOINTS)

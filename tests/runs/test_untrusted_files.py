@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from collapse_networks import line, shake, zoo
-from run_case import SMALL, Own, small
+from run_case import SMALL, Own, reseal, small
 from safetensors.torch import save_file, save_model
 from torch import nn
 
@@ -44,6 +44,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     text = text.replace("arguments = {}", 'arguments = {command = "touch ran"}')
     text = text.replace("[fit]", '[fit]\naugment = "evil:f"')
     (folder / "config.toml").write_text(text)
+    reseal(folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return folder
@@ -63,7 +64,8 @@ def test_a_run_folder_runs_no_command(stranger: Path) -> None:
     cli.run(["predict", str(stranger), "new.npz", "--out", "p.csv"])
     cli.run(["export", str(stranger), "--quiet"])
     assert expected.shape == (3, 10) and not Path("ran").exists()
-    plain.unlink()  # now the network can only be rebuilt from the configuration
+    plain.unlink()
+    reseal(stranger)  # now the network can only be rebuilt from the configuration
     cli.run(["report", str(stranger), "--quiet"])
     _refused("predict", str(stranger), "new.npz")
     _refused("export", str(stranger))
@@ -152,6 +154,7 @@ def test_a_program_in_a_run_folder_is_never_read(
 def test_a_question_is_no_path(tmp_path: Path) -> None:
     questions = [{"name": "../elsewhere"}, {"name": "b"}]
     (tmp_path / "discover.json").write_text(json.dumps({"schema": 1, "questions": questions}))
+    reseal(tmp_path, "discover.json")
     with pytest.raises(ValueError, match="is not the name of a folder"):
         load_network(tmp_path, "../elsewhere")
 
@@ -274,5 +277,6 @@ def test_sizes_that_a_run_declares_are_bounded(tmp_path: Path) -> None:
     run(small(tmp_path), tmp_path / "run")
     about = {"input": "[1, 16, 16]", "outputs": "10", "width": str(10**12), "n_data": "60"}
     save_file({"a": torch.zeros(1)}, tmp_path / "run" / WEIGHTS, about)
+    reseal(tmp_path / "run")
     with pytest.raises(ValueError, match="1000000000000 outputs in network.safetensors"):
         cli.run(["report", str(tmp_path / "run")])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.runs.config import RunConfig, read_config
+from symrazor.runs.ownership import Owner, read_manifest, seal
 
 SMALL = """
 [data]
@@ -33,6 +34,14 @@ estimator = "mc"
 def small(tmp_path: Path, text: str = SMALL) -> RunConfig:
     (tmp_path / "small.toml").write_text(text)
     return read_config(tmp_path / "small.toml")
+
+
+def reseal(folder: Path, *names: str) -> None:
+    """Accept the files of a run folder as they are, as a stranger would who made the folder."""
+    manifest = read_manifest(folder)
+    owner = Owner("discover") if manifest is None else manifest.owner
+    parts = names or (() if manifest is None else tuple(manifest.files or ()))
+    seal(folder, owner, [name for name in parts if (folder / name).is_file()])
 
 
 _CALLS: list[int] = []

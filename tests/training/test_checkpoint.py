@@ -83,7 +83,7 @@ def test_kill_while_saving_keeps_the_previous_checkpoint(tmp_path: Path) -> None
     command = [sys.executable, str(JOB), "adamw", str(tmp_path), "SIGKILL", "-3"]
     done = subprocess.run(command, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert [p for p in tmp_path.iterdir() if p.name.startswith(".unfinished-")]
+    assert [p for p in tmp_path.iterdir() if p.name.startswith(".unfinished.")]
     saved = Checkpoints(tmp_path).load()
     assert saved is not None
     assert saved["epoch"] == 3

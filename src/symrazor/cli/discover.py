@@ -1,10 +1,9 @@
 """Define `symrazor discover`: from a data file to a verdict, a report and a plain network."""
 
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,18 +16,20 @@ from symrazor.cli.terminal import (
     Flag,
     JsonFile,
     OptionalFile,
+    OptionalFolder,
     OptionalInt,
     console,
     parsed_by,
     print_verdict,
 )
-from symrazor.core.files import check_writable_file, check_writable_folder
+from symrazor.core.files import check_writable_file, write_atomically
 from symrazor.data.datasets import KINDS, TASKS, Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover as run_discovery
 from symrazor.discovery.digits import discover_digits
-from symrazor.discovery.question import Options
+from symrazor.discovery.question import Options, groups_as_json
 from symrazor.runs.folder import DOCUMENT
+from symrazor.runs.ownership import Owner, choose_folder, owned_folder
 
 _DataFile = Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")]
 _Minutes = Annotated[
@@ -52,7 +53,9 @@ class Arguments:
     Args:
         data: .npz, .npy, .csv, IDX or CIFAR file, or folder of images; default: embedded digits.
         minutes: training time of all networks together (default: 2; digits: no limit).
-        out: run folder for numbers, report, figures and network.
+        out: run folder for numbers, report, figures and network; if not given, the first of
+            run, run-2, ... without another run.
+        overwrite: delete a run in the run folder first.
         report: also write the report to this file.
         json_file: also write all numbers to this file.
         groups: symmetries to relax, such as p4, p4m, O, permutation, cyclic, or .json files.
@@ -69,7 +72,8 @@ class Arguments:
 
     data: tyro.conf.Positional[_DataFile] = None
     minutes: _Minutes = None
-    out: Path = Path("run")
+    out: OptionalFolder = None
+    overwrite: Flag = False
     report: OptionalFile = None
     json_file: JsonFile = None
     groups: _Groups = None
@@ -99,10 +103,17 @@ class Arguments:
             epochs=self.epochs,
             invariances=False if self.no_invariances else invariances,
             positions=self.positions,
-            out=self.out,
             progress=False if self.quiet else None,
             **({} if self.minutes is None else {"minutes": self.minutes}),
         )
+
+    def owner(self, options: Options) -> Owner:
+        """Return the mark of the run folder: the command, with all that its result depends on."""
+        names = ("minutes", "epochs", "seed", "device", "invariances", "positions")
+        chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
+        chosen |= {"groups": groups_as_json(options.groups), "kind": self.kind, "task": self.task}
+        chosen["data"] = None if self.data is None else str(self.data.absolute())
+        return Owner("discover", chosen)
 
 
 def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
@@ -113,7 +124,10 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     Prints a verdict and writes a run folder with a report and a plain PyTorch network. After Ctrl-C
     the same command resumes the run.
     """
-    options, out = arguments.options(), arguments.out
+    options = arguments.options()
+    owner = arguments.owner(options)
+    out = choose_folder(arguments.out, owner, arguments.overwrite)
+    options = options.change(out=out)
     check_writable_file(arguments.report)
     check_writable_file(arguments.json_file)
     terminal = console(arguments.quiet)
@@ -125,7 +139,7 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
         terminal.print(_table(answer))
         print_verdict(console(), answer.headline, answer.details)
 
-    with _one_line_warnings(), _run_folder(out):
+    with _one_line_warnings(), owned_folder(out, owner, arguments.overwrite):
         try:
             if arguments.data is None:
                 discovery = discover_digits(options, tell, show_answer)
@@ -145,22 +159,8 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     if arguments.report is not None:
         discovery.report(arguments.report)
     if arguments.json_file is not None:
-        shutil.copyfile(out / DOCUMENT, arguments.json_file)
+        write_atomically(arguments.json_file, (out / DOCUMENT).read_bytes())
     tell(f"\nRun folder: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
-
-
-@contextmanager
-def _run_folder(folder: Path) -> Iterator[None]:
-    """Create a folder before the work; remove it if the work fails and leaves it empty."""
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
-    check_writable_folder(folder)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # a folder with files stays
-            for path in created:
-                path.rmdir()
-        raise
 
 
 @contextmanager

@@ -14,11 +14,13 @@ from rich.markup import escape
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 from symrazor.accelerate import processes
-from symrazor.cli.terminal import Flag, JsonFile, write_json
+from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, write_json
 from symrazor.core.files import check_writable_file
 from symrazor.runs import run
 from symrazor.runs.config import HIDDEN, SECTIONS, RunConfig, read_config, refuse_code
+from symrazor.runs.ownership import DEFAULT_FOLDER, choose_folder
 from symrazor.runs.records import CHECKPOINTS, CONFIG, fit_document
+from symrazor.runs.training import owner_of
 from symrazor.training.options import FitConfig
 
 NEW_RUN_OPTIONS = ("--data.", "--model.", "--fit.", "--help", "-h")
@@ -36,7 +38,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
     def fit(
         file: tyro.conf.Positional[_ConfigFile] = None,
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = default,
-        out: Path = Path("run"),
+        out: OptionalFolder = None,
+        overwrite: Flag = False,
         resume: Flag = False,
         trust_code: Flag = False,
         json_file: JsonFile = None,
@@ -51,7 +54,8 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         Args:
             file: configuration, NAME.toml; without it, the options below are used.
             config: entries of the configuration; they override those of the file.
-            out: run folder.
+            out: run folder; if not given, the first of run, run-2, ... without another run.
+            overwrite: delete a run in the run folder first.
             resume: resume the run in the run folder, with its own configuration.
             trust_code: let --resume run code that the configuration in the run folder names.
             json_file: write all numbers to this file.
@@ -62,18 +66,21 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         check_writable_file(json_file)
         if quiet:
             config = replace(config, fit=replace(config.fit, progress=False))
+        if resume and out is None:
+            out = Path(DEFAULT_FOLDER)
+        folder = choose_folder(out, owner_of(config), overwrite)
         try:
-            result = run(config, out, resume)
+            result = run(config, folder, resume, overwrite)
         except (KeyboardInterrupt, SystemExit):
-            if processes.is_main_process() and (out / CHECKPOINTS).exists():
-                text = f"symrazor: to resume: symrazor fit --out {quote(str(out))} --resume"
+            if processes.is_main_process() and (folder / CHECKPOINTS).exists():
+                text = f"symrazor: to resume: symrazor fit --out {quote(str(folder))} --resume"
                 text += " --trust-code" if config.code() else ""
                 Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
             raise
         if processes.is_main_process() and json_file is not None:
-            write_json(json_file, fit_document(out))
+            write_json(json_file, fit_document(folder))
         if processes.is_main_process() and not quiet:
-            sys.stdout.write(f"{result.reading}\n")
+            sys.stdout.write(f"{result.reading}\n\nRun folder: {folder}\n")
 
     return fit
 
@@ -126,7 +133,7 @@ def initial_config(arguments: Sequence[str]) -> RunConfig:
         return RunConfig() if file is None else read_config(file)
     values = [value for option, value in pairwise(arguments) if option == "--out"]
     values += [a.removeprefix("--out=") for a in arguments if a.startswith("--out=")]
-    folder = Path(*values[:1] or ["run"])
+    folder = Path(*values[:1] or [DEFAULT_FOLDER])
     file = folder / CONFIG
     if file.exists():
         config = read_config(file)

@@ -19,13 +19,14 @@ from symrazor.report.page import write_page
 from symrazor.runs.folder import (
     PAGE,
     export_network,
-    is_fit_run,
     is_run_file,
     network_folder,
     read_document,
 )
+from symrazor.runs.ownership import inside
 from symrazor.runs.predictions import predict as predict_with_run
 from symrazor.runs.predictions import write_predictions
+from symrazor.runs.records import is_fit_run
 from symrazor.symmetry.export import SUFFIXES, Format
 
 RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
@@ -51,7 +52,7 @@ def report(
     if "verdict" in document:
         print_verdict(terminal, document["verdict"], "")
     write_json(json_file, document)
-    file = write_page(document, run / PAGE if out is None else out)
+    file = write_page(document, inside(run, PAGE) if out is None else out)
     terminal.print(escape(f"Report: {file}"))
 
 
@@ -76,9 +77,9 @@ def export(
         quiet: print nothing.
     """
     folder = run if is_fit_run(run) else network_folder(run, question)
-    target = folder / f"network{SUFFIXES[form]}" if out is None else out
+    target = inside(folder, f"network{SUFFIXES[form]}") if out is None else out
     if out is None and is_fit_run(run) and is_run_file(run, target):
-        target = target.with_name(f"plain{SUFFIXES[form]}")
+        target = inside(folder, f"plain{SUFFIXES[form]}")
     file = export_network(run, form, target, question, trust_code)
     size = file.stat().st_size
     write_json(json_file, {"file": str(file), "format": form, "bytes": size})

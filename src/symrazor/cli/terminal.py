@@ -30,6 +30,7 @@ def parsed_by(parse: Callable[[str], Any], choices: tuple[str, ...] | None = Non
 
 # Optional arguments: a short placeholder, and no "(default: None)" in the help.
 OptionalFile = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+OptionalFolder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")]
 OptionalName = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 OptionalInt = Annotated[
     int | None, parsed_by(int), tyro.conf.arg(metavar="N", help_behavior_hint="")

@@ -184,7 +184,7 @@ def _write_verified(
 ) -> None:
     """Write the content if size and sum match; never read more than the expected size."""
     digest, size = hashlib.sha256(), 0
-    part = temporary_path(folder, f".{file.name}.")
+    part = temporary_path(folder, file.name)
     try:
         with part.open("xb") as out:
             while size <= file.size:

@@ -27,6 +27,7 @@ from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import write_page
 from symrazor.runs.folder import ANIMATION, FIGURE, write_discovery
+from symrazor.runs.ownership import Owner, inside, owned_folder
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import LayerReading
 from symrazor.training.fit_document import orbits_of, parts_of, versions
@@ -172,19 +173,29 @@ class Discovery:
         """Write the report as one HTML file."""
         return write_page(self.to_dict(), file)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write a run folder: document, report, figures and networks (`symrazor.runs.folder`)."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+    def save(self, folder: str | Path, overwrite: bool = False) -> Path:
+        """Write a run folder: document, report, figures and networks (`symrazor.runs.folder`).
+
+        Args:
+            folder: the run folder.
+            overwrite: whether to delete a run that is in the folder.
+
+        Raises:
+            ValueError: the folder has a run, or another process writes to it.
+        """
+        with owned_folder(Path(folder), Owner("discover"), overwrite):
+            return self._write(Path(folder))
+
+    def _write(self, folder: Path) -> Path:
         networks: dict[str, tuple[nn.Module, Tensor]] = {}
         if self.dynamics is not None:
             simulator = self.dynamics.discovered.simulator()
-            save_animation(simulator, self.dynamics.observed, folder / ANIMATION)
+            save_animation(simulator, self.dynamics.observed, inside(folder, ANIMATION))
             generator = torch.Generator().manual_seed(0)
             states = torch.rand(8, self.dynamics.size, generator=generator, dtype=torch.float64)
             networks[""] = (self.network(), states)
         else:
-            save_evidence_figure([result.answer for result in self.results], folder / FIGURE)
+            save_evidence_figure([result.answer for result in self.results], inside(folder, FIGURE))
         for result in self.results:
             subfolder = result.answer.name if len(self.results) > 1 else ""
             networks[subfolder] = (result.network.cpu(), result.data.x[:8])

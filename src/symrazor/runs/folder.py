@@ -11,8 +11,9 @@
 | `network.safetensors` | fit | weights of the trained network, with its relaxed layers |
 | `razor.safetensors` | fit | `prior/...`: log precisions; `likelihood/...`: learned noise |
 | `plain/` | fit | the collapsed network, as `architecture.json` and `network.safetensors` |
-| `reading.json` | fit | the reading; written last, so that a folder with it is complete |
+| `reading.json` | fit | the reading |
 | `README.txt` | both | how to use the files |
+| `run.json` | both | owner and state of the run; written last (`symrazor.runs.ownership`) |
 
 A discovery with several questions has a subfolder with a network for each of them. The metadata of
 `network.safetensors` of a fit are JSON: "input" (shape of one input), "outputs" (of the data),
@@ -26,8 +27,7 @@ the user, `symrazor.runs.records.load_run` imports it only with `trust_code=True
 
 import copy
 import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from shlex import quote
@@ -37,12 +37,22 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from symrazor.core.files import write_atomically
+from symrazor.core.files import parse_json, remove, write_atomically
 from symrazor.core.version import __version__
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import write_page
 from symrazor.runs.config import RunConfig
+from symrazor.runs.ownership import (
+    MANIFEST,
+    UNFINISHED,
+    Owner,
+    inside,
+    read_manifest,
+    seal,
+    verify,
+    write_manifest,
+)
 from symrazor.runs.records import (
     CHECKPOINTS,
     CONFIG,
@@ -52,6 +62,7 @@ from symrazor.runs.records import (
     RAZOR,
     READING,
     fit_document,
+    is_fit_run,
     load_run,
 )
 from symrazor.symmetry.architecture import (
@@ -116,28 +127,38 @@ def write_discovery(
     """Write the run folder of a discovery, and remove checkpoints of the unfinished run.
 
     Args:
-        folder: the run folder; figures may already be in it.
+        folder: the run folder, owned by the caller (`owned_folder`); figures may already be in it.
         document: all numbers, ready for JSON.
         networks: subfolder ("" for the run folder) -> plain network and example input.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    owner = _owner(folder, Owner("discover"))
+    write_manifest(folder, owner, None)
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    write_atomically(folder / DOCUMENT, text.encode())
-    write_page(document, folder / PAGE)
-    files, undescribed = dict(_DISCOVERY_FILES), ""
+    write_atomically(inside(folder, DOCUMENT), text.encode())
+    write_page(document, inside(folder, PAGE))
+    files, undescribed, parts = dict(_DISCOVERY_FILES), "", [DOCUMENT]
     for subfolder, (network, example) in networks.items():
-        place = folder / subfolder
+        place = inside(folder, subfolder)
         place.mkdir(exist_ok=True)
         undescribed = _write_network(network, place, example) or undescribed
-        files |= {str(Path(subfolder) / name): what for name, what in _NETWORK_FILES.items()}
+        names = {(Path(subfolder) / name).as_posix(): name for name in _NETWORK_FILES}
+        files |= {path: _NETWORK_FILES[name] for path, name in names.items()}
+        parts += [path for path, name in names.items() if name != PROGRAM]
     code = "\n".join(f"    {line}".rstrip() for line in document["load"].splitlines())
     verdicts = [question["verdict"] for question in document["questions"]]
     verdict = "\n".join(verdicts or [document["verdict"]])
     usage = f"Use the network without symrazor, in this folder:\n\n{code}\n\n"
     usage += f"{undescribed}{_SAFETY}\n\nVerdict:\n\n{verdict}"
     _write_readme(folder, files, usage)
-    shutil.rmtree(folder / "unfinished", ignore_errors=True)
+    seal(folder, owner, [name for name in parts if (folder / name).is_file()])
+    remove(folder / UNFINISHED)
     return folder
+
+
+def _owner(folder: Path, default: Owner) -> Owner:
+    """Return the owner of a folder, which has marked it, or the default."""
+    manifest = read_manifest(folder)
+    return default if manifest is None else manifest.owner
 
 
 def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
@@ -152,8 +173,19 @@ def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
     return ""
 
 
-def write_fit(folder: Path, fit: Fit, config: RunConfig, x: Tensor, n_outputs: int) -> None:
-    """Write the files of a finished fit on inputs x; `n_outputs` are classes or target columns."""
+def write_fit(
+    folder: Path, fit: Fit, stored: RunConfig, x: Tensor, n_outputs: int, groups: Sequence[str]
+) -> None:
+    """Write the files of a finished fit to a folder that the caller owns.
+
+    Args:
+        folder: the run folder; events and groups are already in it.
+        fit: the trained network.
+        stored: the configuration, with groups as files in the run folder.
+        x: training inputs.
+        n_outputs: classes, or columns of the targets.
+        groups: names of the group files in the run folder.
+    """
     model, example = copy.deepcopy(fit.model).cpu().eval(), x[:8].cpu()
     width = outputs(model, example).shape[1]
     record = {"input": list(x.shape[1:]), "outputs": n_outputs, "width": width}
@@ -165,12 +197,18 @@ def write_fit(folder: Path, fit: Fit, config: RunConfig, x: Tensor, n_outputs: i
         for name, part in parts.items()
         for key, value in part.state_dict().items()
     }
+    owner = _owner(folder, Owner("fit"))
+    write_manifest(folder, owner, None)
+    write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
     weights = _with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
-    write_atomically(folder / NETWORK, weights)
-    write_atomically(folder / RAZOR, save(_contiguous(learned)))
-    undescribed = _write_plain(folder / PLAIN, model, fit.reading, example, config)
+    write_atomically(inside(folder, NETWORK), weights)
+    write_atomically(inside(folder, RAZOR), save(_contiguous(learned)))
+    undescribed = _write_plain(inside(folder, PLAIN), model, fit.reading, example, stored)
     _write_readme(folder, _FIT_FILES, undescribed + _SAFETY)
-    write_atomically(folder / READING, (fit.json + "\n").encode())
+    write_atomically(inside(folder, READING), (fit.json + "\n").encode())
+    plain = [f"{PLAIN}/{name}" for name in (ARCHITECTURE, WEIGHTS)]
+    names = [CONFIG, EVENTS, NETWORK, RAZOR, READING, *groups, *plain]
+    seal(folder, owner, [name for name in names if (folder / name).is_file()])
 
 
 def _write_plain(
@@ -182,7 +220,7 @@ def _write_plain(
         write_atomically(folder / WEIGHTS, save(_contiguous(plain.state_dict())))
         write_architecture(plain, folder, example)
     except Exception as error:  # code of the user's network may raise anything; the run is kept
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         text = f"There is no {PLAIN}/{ARCHITECTURE}: {error}\nsymrazor predict and symrazor export "
         text += f"rebuild the network from {CONFIG}.\n"
         code = config.code().get("model.name")
@@ -197,12 +235,12 @@ def _write_readme(folder: Path, files: Mapping[str, str], usage: str) -> None:
     existing = {
         name: text
         for name, text in files.items()
-        if (folder / name).exists() or name == READING  # written last
+        if (folder / name).exists() or name == READING  # written later
     }
     width = max(map(len, existing), default=0) + 2
     lines = "\n".join(f"    {name:<{width}}{text}" for name, text in existing.items())
     text = _README.format(files=lines, folder=quote(str(folder)), usage=usage)
-    write_atomically(folder / README, text.encode())
+    write_atomically(inside(folder, README), text.encode())
 
 
 def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Module:
@@ -237,34 +275,23 @@ def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
 # Read
 
 
-def is_fit_run(folder: Path) -> bool:
-    """Return whether `symrazor fit` wrote this folder."""
-    return (folder / CONFIG).is_file()
-
-
 def is_run_file(folder: Path, file: Path) -> bool:
-    """Return whether a file is one that a fit is read from."""
-    names = (CONFIG, NETWORK, RAZOR, READING, f"{PLAIN}/{NETWORK}")
+    """Return whether a file is one that a run is read from."""
+    names = [MANIFEST, *(verify(folder).files or ())]
     return file.resolve() in {(folder / name).resolve() for name in names}
 
 
 def read_document(run: Path) -> dict[str, Any]:
     """Return the document of a run folder of either command; ValueError if it has none."""
     file = run / DOCUMENT
-    if not file.is_file() and is_fit_run(run):
+    if verify(run).owner.command == "fit":
         return fit_document(run)
-    if not run.is_dir():
-        raise ValueError(f"No such run folder: {run}")
-    if not file.is_file():
-        raise ValueError(f"{run} is not a run folder: it has no {DOCUMENT} and no {CONFIG}.")
-    try:
-        document: dict[str, Any] = json.loads(file.read_text())
-        schema = document["schema"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is damaged ({error}). Run symrazor discover again.") from error
+    verify(run, DOCUMENT)
+    document = parse_json(file)
+    schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{file} has schema {schema!r}, not {SCHEMA}. Update symrazor.")
-    return document
+    return dict(document)
 
 
 def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -305,7 +332,7 @@ def network_folder(run: Path, question: str | None = None) -> Path:
         return run
     if not isinstance(name, str) or Path(name).name != name:  # "../other", "/other"
         raise ValueError(f"{run / DOCUMENT}: the question {name!r} is not the name of a folder")
-    return run / name
+    return inside(run, name)
 
 
 def load_network(run: Path, question: str | None = None, trust_code: bool = False) -> nn.Module:
@@ -321,7 +348,8 @@ def load_network(run: Path, question: str | None = None, trust_code: bool = Fals
         ValueError: no such run or question, a damaged file, or code without `trust_code`.
     """
     if is_fit_run(run):
-        if (run / PLAIN / ARCHITECTURE).is_file():
+        if f"{PLAIN}/{ARCHITECTURE}" in (verify(run).files or ()):
+            verify(run, f"{PLAIN}/{ARCHITECTURE}", f"{PLAIN}/{WEIGHTS}")
             return read_network(run / PLAIN)
         loaded = load_run(run, trust_code)
         dtype = getattr(torch, loaded.config.data.dtype)
@@ -332,6 +360,7 @@ def load_network(run: Path, question: str | None = None, trust_code: bool = Fals
             f"No such file: {folder / ARCHITECTURE}. symrazor does not read {PROGRAM}, because "
             "that can run code. Run symrazor discover again to write both files."
         )
+    verify(run, *((folder / name).relative_to(run).as_posix() for name in (ARCHITECTURE, WEIGHTS)))
     return read_network(folder)
 
 
@@ -354,7 +383,7 @@ def export_network(
     Raises:
         ValueError: a file that the run is read from, or as in `load_network`.
     """
-    if is_fit_run(run) and is_run_file(run, out):
+    if is_run_file(run, out) and not (form == "safetensors" and not is_fit_run(run)):
         other = out.with_name("plain" + out.suffix)
         raise ValueError(f"{out} is part of the run and would be overwritten. Use --out {other}.")
     network = load_network(run, question, trust_code)

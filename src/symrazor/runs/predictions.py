@@ -18,12 +18,11 @@ from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
 from symrazor.runs.folder import (
     input_dtype,
-    is_fit_run,
     load_network,
     question_of,
     read_document,
 )
-from symrazor.runs.records import read_run
+from symrazor.runs.records import is_fit_run, read_run
 
 BATCH_SIZE = 500
 

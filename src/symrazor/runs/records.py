@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import as_likelihood
 from symrazor.data import TensorLoader, Tensors
+from symrazor.groups.constructors import is_group_file
 from symrazor.inference.posterior import How, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.report.content import SCHEMA
 from symrazor.runs.building import make_data, make_model
 from symrazor.runs.config import RunConfig, read_config, refuse_code
+from symrazor.runs.ownership import read_manifest, verify
 from symrazor.symmetry.reading import Reading
 from symrazor.training.events import read_events
 from symrazor.training.evidence_training import outputs
@@ -88,19 +89,21 @@ class Run(RunRecord):
         return self.razor.posterior(TensorLoader(*self.data()[0], 500)).predict(x, how)
 
 
+def is_fit_run(folder: Path) -> bool:
+    """Return whether a folder belongs to `symrazor fit`; ValueError if its mark is damaged."""
+    manifest = read_manifest(folder)
+    return manifest is not None and manifest.owner.command == "fit"
+
+
 def read_run(folder: str | Path) -> RunRecord:
     """Read the record of a finished fit; imports nothing and builds no network.
 
     Raises ValueError for a folder that is not a run, an unfinished run, and damaged files.
     """
     run = Path(folder)
-    if not (run / CONFIG).is_file():
-        raise ValueError(f"{run} is not the folder of a fit: it has no {CONFIG}.")
-    if not (run / READING).is_file():
-        raise ValueError(
-            f"The run in {run} is not finished: it has no {READING}. Run symrazor fit --out "
-            f"{quote(str(run))} --resume."
-        )
+    if not is_fit_run(run):
+        raise ValueError(f"{run} is not the folder of a fit.")
+    verify(run, CONFIG, NETWORK, READING)
     config = read_config(run / CONFIG)
     try:
         with safe_open(run / NETWORK, "pt") as file:
@@ -128,6 +131,7 @@ def load_run(folder: str | Path, trust_code: bool = False) -> Run:
             `config.toml` without `trust_code`.
     """
     record = read_run(folder)
+    verify(record.folder, RAZOR, *_group_files(record.config, record.folder))
     run, config = record.folder, record.config
     if not trust_code:
         refuse_code(run / CONFIG, {k: v for k, v in config.code().items() if k == "model.name"})
@@ -152,9 +156,16 @@ def load_run(folder: str | Path, trust_code: bool = False) -> Run:
     return Run(**vars(record), model=model, razor=razor)
 
 
+def _group_files(config: RunConfig, folder: Path) -> list[str]:
+    """Return the names of the group files in a run folder that a configuration uses."""
+    files = [Path(group) for group in config.model.groups if is_group_file(group)]
+    return [file.name for file in files if file.parent == folder.absolute()]
+
+
 def fit_document(folder: Path) -> dict[str, Any]:
     """Return the document of a fit: one question with one candidate; builds no network."""
     run = read_run(folder)
+    verify(folder, EVENTS)
     if len(run.shape) not in KINDS_BY_DIMS:
         raise ValueError(
             f"{folder / NETWORK}: inputs must have 1 to 4 dimensions, got {len(run.shape)}."

@@ -1,19 +1,26 @@
 """Train the network of a configuration, and write a run folder (`symrazor fit`)."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from symrazor.accelerate import processes
-from symrazor.core.files import write_atomically
+from symrazor.core.files import remove, write_atomically
 from symrazor.groups.constructors import is_group_file
 from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
 from symrazor.runs.folder import write_fit
+from symrazor.runs.ownership import (
+    Owner,
+    inside,
+    owned_folder,
+    read_manifest,
+    write_manifest,
+)
 from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS
 from symrazor.training.events import JsonLines
 from symrazor.training.fit import Fit, fit
@@ -29,6 +36,7 @@ def run(
     config: RunConfig,
     out: str | Path,
     resume: bool = False,
+    overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> Fit:
     """Train a network and write a run folder, in one process or in several started by torchrun.
@@ -36,23 +44,25 @@ def run(
     Args:
         config: data, network and training options. Code that it names is imported and run.
         out: the run folder, see `symrazor.runs.folder`.
-        resume: resume the run in the folder, if there is one. A run that torchrun restarts after a
-            process died is always resumed.
+        resume: resume the run in the folder, if there is one. An unfinished run with the same
+            configuration, and a run that torchrun restarts after a process died, are always
+            resumed.
+        overwrite: delete a run in the folder first.
         callbacks: as in `fit`.
 
     Raises:
-        ValueError: a folder with a run, or anything that data, network and `fit` reject.
+        ValueError: a folder with another run, or anything that data, network and `fit` reject.
         KeyboardInterrupt, SystemExit: stopped by a signal, after a checkpoint.
     """
     folder, config = Path(out), config.beside(".")
-    with _process_group(config.fit.device) as world:
-        resume = resume or processes.was_restarted()
+    with _process_group(config.fit.device) as world, ExitStack() as stack:
         _check_folder(folder)
-        is_taken = (folder / CONFIG).exists() and not resume
+        resume = resume or processes.was_restarted()
+        overwrite = overwrite and not processes.was_restarted()
+        owned = owned_folder(folder, owner_of(config), overwrite, resume)
+        _on_main_process(world, lambda: stack.enter_context(owned))
         has_checkpoints = (folder / CHECKPOINTS).exists()
         processes.barrier()  # every process has looked before the first one writes
-        if is_taken:
-            raise ValueError(f"{folder} already has a run. Add --resume, or use another folder.")
         train, test = make_data(config.data)
         targets = [train[1]] if test is None else [train[1], test[1]]
         n_outputs = outputs_for(config.data.likelihood, *targets)
@@ -62,15 +72,14 @@ def run(
         _check_groups(folder, files)
         groups = tuple(files[g][0] if g in files else g for g in config.model.groups)
         stored = replace(config, model=replace(config.model, groups=groups))
-        stored_config = stored.to_toml().encode()
         if world.is_main and not has_checkpoints:
-            if (folder / CONFIG).exists():  # resumed without checkpoints: starts at epoch 1
-                (folder / EVENTS).unlink(missing_ok=True)
-            write_atomically(folder / CONFIG, stored_config)
+            write_manifest(folder, owner_of(config), None)
+            remove(folder / EVENTS)  # resumed without checkpoints: starts at epoch 1
+            write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
             for name, content in files.values():
-                write_atomically(folder / name, content)
+                write_atomically(inside(folder, name), content)
         if world.is_main:
-            callbacks = [JsonLines(folder / EVENTS), *callbacks]
+            callbacks = [JsonLines(inside(folder, EVENTS)), *callbacks]
         else:
             callbacks = []
         options = _fit_options(config, folder)
@@ -82,10 +91,28 @@ def run(
                 _clean_up(folder)
             raise
         if world.is_main:  # not earlier: a resumed run may change some options, but not all
-            write_atomically(folder / CONFIG, stored_config)
-            write_fit(folder, result, config, train[0], n_outputs)
+            names = [name for name, _ in files.values()]
+            write_fit(folder, result, stored, train[0], n_outputs, names)
         processes.barrier()  # no process leaves before the files are written
     return result
+
+
+def owner_of(config: RunConfig) -> Owner:
+    """Return the mark of a run folder with this configuration."""
+    return Owner("fit", {"config": config.beside(".").to_toml()})
+
+
+def _on_main_process(world: processes.World, action: Callable[[], object]) -> None:
+    """Call a function in the first process; an error is raised in all of them."""
+    problem = ""
+    if world.is_main:
+        try:
+            action()
+        except (ValueError, OSError) as error:
+            problem = str(error)
+    problem = processes.all_gather_text(problem)[0]
+    if problem:
+        raise ValueError(problem)
 
 
 def _fit_options(config: RunConfig, folder: Path) -> FitConfig:
@@ -95,7 +122,7 @@ def _fit_options(config: RunConfig, folder: Path) -> FitConfig:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if isinstance(augment, CodeName):
         augment = import_function(augment.name)
-    return replace(config.fit, device=device, resume=folder / CHECKPOINTS, augment=augment)
+    return replace(config.fit, device=device, resume=inside(folder, CHECKPOINTS), augment=augment)
 
 
 def _check_folder(folder: Path) -> None:
@@ -139,9 +166,9 @@ def _check_groups(folder: Path, files: GroupFiles) -> None:
 
 def _clean_up(folder: Path) -> None:
     """Remove the files of a run that failed before its first checkpoint."""
-    if not (folder / CHECKPOINTS).exists():
+    manifest = read_manifest(folder)
+    is_unfinished = manifest is not None and manifest.files is None
+    if is_unfinished and not (folder / CHECKPOINTS).exists():
         groups = folder.glob(GROUP_FILE.format("*"))
         for file in (folder / CONFIG, folder / EVENTS, *groups):
-            file.unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
+            remove(file)

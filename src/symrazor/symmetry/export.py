@@ -23,7 +23,6 @@ import importlib.util
 import json
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,6 +38,7 @@ from symrazor.accelerate.torch_internals import (
     local_buffers,
     local_parameters,
 )
+from symrazor.core.files import remove, temporary_path
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.path import is_symrazor_module
@@ -100,8 +100,10 @@ def save_network(
     ]
     with torch.no_grad():
         expected = call(plain, example_input)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}.") as folder:
-        temporary = Path(folder) / file.name
+    folder = temporary_path(file.parent, file.name)
+    try:
+        folder.mkdir()
+        temporary = folder / file.name
         reloaded = write(plain, temporary, example_input)
         with torch.no_grad():
             outputs = reloaded(example_input).to(expected)
@@ -114,6 +116,8 @@ def save_network(
                 "Pass a larger tolerance to accept this."
             )
         os.replace(temporary, file)
+    finally:
+        remove(folder)
     return file
 
 

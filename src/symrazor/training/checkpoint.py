@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.core.files import temporary_path
+from symrazor.core.files import flush, named, remove, temporary_path
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
 from symrazor.inference.razor import Razor
@@ -37,7 +36,7 @@ SCHEMA = 2
 N_KEPT = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
 NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
-UNFINISHED = ".unfinished-"
+UNFINISHED = "unfinished"
 MAX_DIFFERENCES = 5
 """Differences that an error message lists."""
 
@@ -80,20 +79,23 @@ class Checkpoints:
         """
         target = self.directory / f"step-{step:08d}-epoch-{epoch:04d}"
         self.directory.mkdir(parents=True, exist_ok=True)
-        for leftover in self.directory.glob(f"{UNFINISHED}*"):  # of a process that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self.directory.glob(f".{UNFINISHED}.*"):  # of a process that was killed
+            remove(leftover)
         if not target.exists():
             temporary = temporary_path(self.directory, UNFINISHED)
             try:
                 temporary.mkdir()
                 _write(temporary, state)
                 os.rename(temporary, target)
+            except OSError as error:
+                remove(temporary)
+                raise named(error, target) from error
             except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
+                remove(temporary)
                 raise
-            _flush(self.directory)
+            flush(self.directory)
         for outdated in self.paths()[:-N_KEPT]:
-            shutil.rmtree(outdated)
+            _discard(outdated)
         return target
 
     def load(self) -> State | None:
@@ -129,7 +131,14 @@ def _write(folder: Path, state: State) -> None:
     }
     (folder / STATE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for path in (folder / TENSORS, folder / STATE, folder):
-        _flush(path)
+        flush(path)
+
+
+def _discard(checkpoint: Path) -> None:
+    """Remove a checkpoint so that a kill leaves no part of it under its name."""
+    hidden = temporary_path(checkpoint.parent, UNFINISHED)
+    os.rename(checkpoint, hidden)
+    remove(hidden)
 
 
 def _read(folder: Path) -> State:
@@ -163,18 +172,6 @@ def _file_digest(path: Path) -> str:
 def _state_digest(plain: Any) -> str:
     text = json.dumps(plain, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Flush a file or directory to disk; Windows cannot open a directory, and skips it."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _extract_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -1,0 +1,336 @@
+"""Give each run folder one owner, one writer at a time, and a seal over its parts.
+
+`run.json` says which command owns a folder, with which arguments, and whether the run is finished.
+It is the last file that a run writes, and it has the SHA-256 sum of every file that symrazor reads
+from the folder. So a run becomes visible as a whole: a folder in which a process was killed is
+unfinished, and files of two runs are never read together.
+
+    {"schema": 1, "command": "fit", "arguments": {...}, "state": "finished",
+     "symrazor": "0.1.0", "files": {"config.toml": "9f86d0...", ...}}
+
+`.lock` names the process that writes to the folder. The operating system releases the lock when
+that process ends, however it ends.
+"""
+
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from shlex import quote
+from typing import Any, Literal
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows: folders are not locked
+    fcntl = None  # type: ignore[assignment]
+
+from symrazor.core.files import (
+    check_writable_folder,
+    flush,
+    is_temporary,
+    parse_json,
+    remove,
+    write_atomically,
+)
+from symrazor.core.version import __version__
+
+Command = Literal["discover", "fit"]
+COMMANDS = ("discover", "fit")
+DEFAULT_FOLDER = "run"
+MANIFEST, LOCK, UNFINISHED = "run.json", ".lock", "unfinished"
+SCHEMA = 1
+MAX_MANIFEST_BYTES = 1 << 24
+OUTPUTS = (
+    *("README.txt", "report.html", "evidence.png", "motion.gif", "discover.json"),
+    *("config.toml", "events.jsonl", "reading.json", "razor.safetensors", "architecture.json"),
+    *(f"{stem}.{end}" for stem in ("network", "plain") for end in ("pt2", "onnx", "safetensors")),
+    *("network.onnx.data", "plain.onnx.data", "checkpoints", "plain", UNFINISHED),
+)
+"""Files and folders that symrazor writes to a run folder, besides groups and questions."""
+_PARTS_OF_EARLIER_VERSIONS = ("discover.json", "config.toml")
+_SUM = re.compile(r"[0-9a-f]{64}")
+_held: set[Path] = set()
+"""Folders that this process has locked."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A command and the arguments that its result depends on, ready for JSON."""
+
+    command: Command
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `run.json`; `files` is None for an unfinished run."""
+
+    owner: Owner
+    files: Mapping[str, str] | None = None
+
+    def describe(self) -> str:
+        """Return the state and the command, for an error message."""
+        state = "an unfinished" if self.files is None else "a finished"
+        return f"{state} run of symrazor {self.owner.command}"
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return folder / name; ValueError if that is, or a link makes it, outside of the folder."""
+    path = folder / name
+    if PurePosixPath(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{path} leads out of the run folder, to {path.resolve()}. Links and absolute names in "
+            "a run folder are not followed. Remove it."
+        )
+    return path
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the content of `run.json`, or None if there is none; ValueError if it is damaged."""
+    file = inside(folder, MANIFEST)
+    if not file.is_file():
+        return None
+    document = parse_json(file, MAX_MANIFEST_BYTES)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        version = str(document.get("symrazor", "a newer version"))[:40]
+        raise ValueError(
+            f"{file} has schema {schema}, written by symrazor {version}; this version reads up to "
+            f"schema {SCHEMA}. Update symrazor."
+        )
+    files = document.get("files") if isinstance(document, dict) else None
+    is_valid = (
+        schema == SCHEMA
+        and document.get("command") in COMMANDS
+        and document.get("state") in ("finished", "unfinished")
+        and isinstance(document.get("arguments"), dict)
+        and isinstance(files, dict)
+        and all(isinstance(s, str) and _SUM.fullmatch(s) for s in files.values())
+    )
+    if not is_valid:
+        raise ValueError(f"{file} is damaged. Run the command again with another --out.")
+    owner = Owner(document["command"], document["arguments"])
+    return Manifest(owner, files if document["state"] == "finished" else None)
+
+
+def write_manifest(folder: Path, owner: Owner, files: Mapping[str, str] | None) -> None:
+    """Write `run.json`; without `files` the run is unfinished."""
+    document = {
+        "schema": SCHEMA,
+        "command": owner.command,
+        "arguments": owner.arguments,
+        "state": "unfinished" if files is None else "finished",
+        "symrazor": __version__,
+        "files": files or {},
+    }
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    write_atomically(inside(folder, MANIFEST), text.encode())
+
+
+def seal(folder: Path, owner: Owner, names: Sequence[str]) -> None:
+    """Declare a run finished: flush its parts to disk and store their sums."""
+    files = {}
+    for name in names:
+        path = inside(folder, name)
+        flush(path)
+        flush(path.parent)
+        files[name] = _digest(path)
+    write_manifest(folder, owner, files)
+
+
+def verify(folder: Path, *names: str) -> Manifest:
+    """Return the manifest of a finished run after checking that the named parts belong to it.
+
+    Raises:
+        ValueError: no run, an unfinished run, or a part that is missing or belongs to another run.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"No such run folder: {folder}")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ValueError(
+            f"{folder} is not the folder of a finished run: it has no {MANIFEST}. Run symrazor "
+            "discover or symrazor fit again; folders of earlier versions are not read."
+        )
+    if manifest.files is None:
+        again = "Run the same command again"
+        if manifest.owner.command == "fit":
+            again = f"Run symrazor fit --out {quote(str(folder))} --resume"
+        raise ValueError(f"The run in {folder} is not finished. {again} to resume it.")
+    for name in names:
+        path = inside(folder, name)
+        if name not in manifest.files:
+            raise ValueError(f"{path} is not part of the run in {folder}. Run it again.")
+        if not path.is_file():
+            raise ValueError(f"No such file: {path}. It is part of the run. Run it again.")
+        if _digest(path) != manifest.files[name]:
+            raise ValueError(
+                f"{path} does not belong to the run in {folder}: it was changed, damaged or written"
+                " by another run (wrong SHA-256 sum). Restore it, or run again."
+            )
+    return manifest
+
+
+def choose_folder(out: Path | None, owner: Owner, overwrite: bool) -> Path:
+    """Return the run folder of a command: the given one, or the first free of run, run-2, ...
+
+    A folder is free if it has no run, or an unfinished run of the same command, which is resumed.
+    """
+    if out is not None:
+        return out
+    number = 1
+    while True:
+        folder = Path(DEFAULT_FOLDER if number == 1 else f"{DEFAULT_FOLDER}-{number}")
+        if overwrite or not folder.is_dir() or _problem(folder, owner) is None:
+            return folder
+        number += 1
+
+
+@contextmanager
+def owned_folder(
+    folder: Path, owner: Owner, overwrite: bool = False, resume: bool = False
+) -> Iterator[None]:
+    """Create, lock and mark a run folder; remove it again if the work fails and leaves no files.
+
+    Args:
+        folder: the run folder.
+        owner: the command that writes to it.
+        overwrite: delete a run in the folder first.
+        resume: accept an unfinished or finished run of the same command with other arguments.
+
+    Raises:
+        ValueError: the folder belongs to another run, or another process writes to it.
+    """
+    key = folder.resolve()
+    if key in _held:  # by a caller
+        yield
+        return
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    check_writable_folder(folder)
+    try:
+        with _locked(folder, key):
+            problem = _problem(folder, owner, resume)
+            if problem is not None:
+                if not overwrite:
+                    raise ValueError(problem)
+                _delete_run(folder)
+            remove_temporaries(folder)
+            is_new = read_manifest(folder) is None
+            others = _names(folder)
+            if is_new:
+                write_manifest(folder, owner, None)
+            try:
+                yield
+            except BaseException:
+                if is_new and _names(folder) <= others:  # nothing to resume
+                    remove(folder / MANIFEST)
+                raise
+    except BaseException:
+        with suppress(OSError):  # a folder with files stays
+            for path in created:
+                path.rmdir()
+        raise
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote to a run folder has left."""
+    for place in (folder, *(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())):
+        for path in place.iterdir():
+            if is_temporary(path.name):
+                remove(path)
+
+
+def _problem(folder: Path, owner: Owner, resume: bool = False) -> str | None:
+    """Return why a folder cannot be used by an owner, or None."""
+    action = "Add --overwrite to delete it, or use another --out."
+    manifest = read_manifest(folder)
+    if manifest is None:
+        if any((folder / name).exists() for name in _PARTS_OF_EARLIER_VERSIONS):
+            return f"{folder} has files of another run without a {MANIFEST}. {action}"
+        return None
+    is_same = manifest.owner == owner
+    if manifest.owner.command == owner.command and (resume or (manifest.files is None and is_same)):
+        return None
+    if manifest.files is not None and (folder / UNFINISHED).is_dir():
+        remove(folder / UNFINISHED)  # of a process that was killed after it had finished the run
+    if manifest.owner.command == "fit" == owner.command:
+        action = "Add --resume or --overwrite, or use another --out."
+    return f"{folder} already has {manifest.describe()}. {action}"
+
+
+def _delete_run(folder: Path) -> None:
+    """Delete the files of a run; other files in the folder are kept."""
+    manifest = read_manifest(folder)
+    remove(folder / MANIFEST)  # first: a run without its manifest is not read
+    flush(folder)
+    parts = [] if manifest is None or manifest.files is None else list(manifest.files)
+    places = {folder, *(inside(folder, name).parent for name in parts)}
+    for name in parts:
+        remove(inside(folder, name))
+    for place in sorted(places, reverse=True):
+        for name in OUTPUTS:
+            remove(place / name)
+        if place != folder and not any(place.iterdir()):
+            place.rmdir()
+
+
+def _names(folder: Path) -> set[str]:
+    """Return the names of all files except those of this module."""
+    return {path.name for path in folder.iterdir()} - {MANIFEST, LOCK}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _locked(folder: Path, key: Path) -> Iterator[None]:
+    """Hold the lock of a folder; ValueError that names the process which has it."""
+    path = folder / LOCK
+    handle = _acquire(path)
+    _held.add(key)
+    try:
+        text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
+        os.truncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
+        yield
+    finally:
+        _held.discard(key)
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _acquire(path: Path) -> int:
+    """Return the handle of a locked file that still has its name."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link. Remove it.")
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                holder = json.loads(os.read(handle, 1000))
+                name = f"process {int(holder['process'])} on {str(holder['host'])[:80]}"
+            except (ValueError, KeyError, TypeError):  # it has not written its name yet
+                name = "another process"
+            os.close(handle)
+            raise ValueError(
+                f"{path.parent} is in use: {name} is writing to it. Wait until it ends, or use "
+                "another --out."
+            ) from None
+        except OSError:  # a file system without locks
+            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)  # its last holder removed the file in the meantime
