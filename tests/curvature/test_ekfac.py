@@ -7,7 +7,11 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature import Method, estimate_curvature
-from symrazor.curvature.ekfac import Eigenbasis, second_moments
+from symrazor.curvature.coverage import layers
+from symrazor.curvature.ekfac import Eigenbasis, Moments
+from symrazor.curvature.estimate import CurvatureTask
+from symrazor.linalg.blocks import Kron
+from symrazor.linalg.factor import Factor
 from symrazor.testing import assert_close, dense_ggn
 
 F64 = torch.float64
@@ -99,12 +103,39 @@ def test_it_bounds_the_evidence_of_the_block_diagonal(
     assert log_det["ekfac"] >= log_det["block"] * (1 - 1e-10) >= log_det["full"] * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("rows", [2, 40])
 @pytest.mark.parametrize("positions", [1, 3, 9])
-def test_second_moments_by_either_route(positions: int) -> None:
-    g = torch.randn(5, positions, 2, 3, dtype=F64)
+def test_second_moments_by_every_route(positions: int, rows: int) -> None:
+    """Pairs of positions or formed gradients; a basis of the whole space, or of a part of it."""
+    torch.manual_seed(0)
+    columns = torch.randn(2, 5, positions, 2, 3, dtype=F64)
     a = torch.randn(5, positions, 2, 4, dtype=F64)
-    J = torch.einsum("nsko,nski->nkoi", g, a)
-    assert_close(second_moments(g, a), J.square().sum(0), 1e-12)
+    factors = (Factor.of_rows(torch.randn(rows, 2, f, dtype=F64)) for f in (4, 3))
+    basis = Kron("w", *factors, 1.0, 1e-16, torch.clone, torch.clone)
+    moments = Moments(a, basis)
+    for g in columns:
+        moments.add(g)
+    squares, energy = moments.total()
+    _, left, right = basis.eigenvectors
+    J = torch.einsum("cnsko,nski->cnkoi", columns, a)
+    rotated = left.mT @ J @ right
+    assert_close(squares, rotated.square().sum((0, 1)), 1e-12)
+    assert_close(energy, J.square().sum(), 1e-12)
+
+
+def test_many_data_get_a_basis_from_probes_and_the_bound_remains() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+    x, y = torch.randn(1000, 3, dtype=F64), torch.arange(1000) % 5
+    values = {}
+    for structure in ("ekfac", "block"):
+        razor = sr.Razor(model, "categorical", 1000, structure=structure)
+        values[structure] = [float(razor.evidence([(x, y)]).log_det) for _ in range(2)]
+    assert values["ekfac"][0] == values["ekfac"][1]  # no dependence on a random state
+    assert values["block"][0] <= values["ekfac"][0] <= 1.3 * values["block"][0]
+    task = CurvatureTask(model, layers(model), Categorical(), Method(structure="ekfac"))
+    assert task.structure.first_method(task, 1000).estimator == "mc"
+    assert task.structure.first_method(task, 30).estimator == "exact"
 
 
 def test_both_routes_of_the_hyper_gradient_agree() -> None:

@@ -95,7 +95,7 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
 
     def run() -> Evidence:
         task = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        curvature = collect_curvature(task, loader).prepare()
+        curvature = collect_curvature(task, loader, expected=len(loader.y)).prepare()
         evidence = laplace_evidence(curvature, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()

@@ -1,7 +1,8 @@
 r"""Correct Kronecker factors by exact second moments in their eigenbasis (EKFAC).
 
-A first pass over the data computes the Kronecker factors and their eigenvectors $U_G$, $U_A$. A
-second pass computes, for every weight, the exact second moments of the rotated gradients,
+A first pass over the data computes Kronecker factors and their eigenvectors $U_G$, $U_A$, for many
+data from random probes of the output Hessian (see `EkfacStructure.first_method`). A second pass
+computes, for every weight, the exact second moments of the rotated gradients,
 
 $$ D = \sum_{n,c} \big( U_G^\top J_{nc} U_A \big)^{\circ 2} , $$
 
@@ -18,7 +19,8 @@ gradients outside of their span, if any, is spread evenly over the missing direc
 logarithm is concave, this raises the log-determinant further, and the bound remains.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,10 +41,16 @@ from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 
 if TYPE_CHECKING:
-    from symrazor.curvature.estimate import CurvatureTask
+    from symrazor.curvature.estimate import CurvatureTask, Method
 
 MAX_POSITION_PAIRS = 10
 """Pairs of positions up to which second moments are summed without forming gradients."""
+MAX_FORMED_ENTRIES = 2**20
+"""Entries of gradients that are formed at once, so that they stay in the cache."""
+MIN_BASIS_PROBES = 1000
+"""Probes of the output Hessian from which the factors of the first pass are computed."""
+MAX_BASIS_SAMPLES = 4
+"""With more probes per sample than this, the first pass computes the exact factors."""
 
 
 class EkfacStructure(Structure):
@@ -52,13 +60,25 @@ class EkfacStructure(Structure):
     supports_weight_precisions = False
     passes = 2
 
+    def first_method(self, task: "CurvatureTask", expected: int | None) -> "Method":
+        """Return Kronecker factors from random probes if the data are many enough.
+
+        Any orthogonal basis gives a lower bound, and only the second pass needs all columns of the
+        root. Few data keep the exact factors, whose eigenvectors span more.
+        """
+        method = super().first_method(task, expected)
+        samples = math.ceil(MIN_BASIS_PROBES / (expected or 1))
+        if method.estimator != "exact" or samples > MAX_BASIS_SAMPLES:
+            return method
+        return replace(method, estimator="mc", samples=samples)
+
     def collect(
         self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
     ) -> Statistics:
         """Return second moments of one batch in the eigenbasis of the first pass."""
         sums: Statistics = {}
         gradients: Gradients = {}
-        inputs: dict[str, tuple[Tensor, Tensor]] = {}  # in the format, and rotated
+        moments: dict[str, Moments] = {}
         for uses, gs in cotangents:
             layer, weight = uses[0].layer, uses[0].layer.factored_weight
             formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
@@ -67,16 +87,11 @@ class EkfacStructure(Structure):
             basis = None if weight is None or task.bases is None else task.bases.get(weight)
             if weight is None or not isinstance(basis, Kron):
                 continue
-            _, left, right = (part.to(formed[0].dtype) for part in basis.eigenvectors)
-            if weight not in inputs:
-                a = _inputs(uses, keep_graph)
-                inputs[weight] = a, _rotate(a, right)
-            a, rotated = inputs[weight]
-            g = torch.cat(formed, 1)
-            moments = second_moments(_rotate(g, left), rotated)
-            for kind, value in (("D", moments), ("E", _energy(g, a))):
-                key = (weight, kind)
-                sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
+            if weight not in moments:
+                moments[weight] = Moments(_inputs(uses, keep_graph), basis)
+            moments[weight].add(formed[0] if len(formed) == 1 else torch.cat(formed, 1))
+        for weight, collected in moments.items():
+            sums[weight, "D"], sums[weight, "E"] = collected.total()
         add_exact_sums(sums, gradients)
         return sums
 
@@ -161,23 +176,65 @@ def _rotate(x: Float[Tensor, "n s k f"], basis: Float[Tensor, "k f r"]) -> Float
     return (rows @ basis).reshape(blocks, n, s, -1).permute(1, 2, 0, 3)
 
 
-def second_moments(
-    g: Float[Tensor, "n s k o"], a: Float[Tensor, "n s k i"]
-) -> Float[Tensor, "k o i"]:
-    r"""Return $\sum_n (\sum_s g_{ns} a_{ns}^\top)^{\circ 2}$ in float64.
+class Moments:
+    r"""Sum the squares of the rotated gradients of one weight over the samples of a batch.
 
-    For few positions the square is expanded into pairs of positions, and the sum over samples is
-    one matrix product; otherwise the gradients of all samples are formed.
+    The squares are $(\sum_s g_{ns} a_{ns}^\top)^{\circ 2}$. For few positions, the square is
+    expanded into pairs of positions: the products $g_s g_t$ are summed over the columns of the
+    root, and the sum over samples is one matrix product. For many positions, the gradients of all
+    samples are formed, column by column.
+
+    Args:
+        a: inputs [n, s, k, i] of the weight.
+        basis: its Kronecker factors.
     """
-    s = g.shape[1]
-    first, second = torch.triu_indices(s, s, device=g.device)
-    if len(first) > MAX_POSITION_PAIRS:
-        gradients = g.permute(0, 2, 3, 1) @ a.transpose(1, 2)
-        return gradients.square().sum(0, dtype=torch.float64)
-    weight = torch.where(first == second, 1.0, 2.0).to(g).reshape(1, -1, 1, 1)
-    left = (weight * g[:, first] * g[:, second]).flatten(0, 1).transpose(0, 1)
-    right = (a[:, first] * a[:, second]).flatten(0, 1).transpose(0, 1)
-    return (left.mT @ right).double()
+
+    def __init__(self, a: Float[Tensor, "n s k i"], basis: Kron) -> None:
+        _, left, right = (part.to(a.dtype) for part in basis.eigenvectors)
+        self._left, self._plain = left, a
+        self._a = _rotate(a, right)
+        # The span of a factor that was kept as few rows is smaller than the space.
+        self._is_complete = left.shape[1] == left.shape[2] and right.shape[1] == right.shape[2]
+        s = a.shape[1]
+        self._first, self._second = torch.triu_indices(s, s, device=a.device)
+        self._by_pairs = len(self._first) <= MAX_POSITION_PAIRS
+        self._pairs: Tensor | float = 0.0
+        self._squares: Tensor | float = 0.0
+        self._energy: Tensor | float = 0.0
+
+    def add(self, g: Float[Tensor, "n s k o"]) -> None:
+        """Add one column of the root."""
+        if not self._is_complete:
+            self._energy = self._energy + _energy(g, self._plain)
+        if self._by_pairs:
+            rotated = _rotate(g, self._left)
+            self._pairs = self._pairs + rotated[:, self._first] * rotated[:, self._second]
+            return
+        # Rotate the smaller of the cotangents (one row per position) and the gradients.
+        before = g.shape[1] <= self._a.shape[3]
+        rows = (_rotate(g, self._left) if before else g).permute(0, 2, 3, 1)
+        count = max(1, MAX_FORMED_ENTRIES // (rows.shape[2] * self._a[0, 0].numel()))
+        inputs = self._a.transpose(1, 2).split(count)
+        for some_rows, some_inputs in zip(rows.split(count), inputs, strict=True):
+            gradients = some_rows @ some_inputs
+            if not before:
+                gradients = self._left.mT @ gradients
+            self._squares = self._squares + gradients.square().sum(0).double()
+
+    def total(self) -> tuple[Float[Tensor, "k o i"], Float[Tensor, ""]]:
+        """Return the sum over samples and columns, and the trace of H, in float64."""
+        if isinstance(self._pairs, Tensor):
+            weight = torch.where(self._first == self._second, 1.0, 2.0).to(self._pairs)
+            left = (weight.reshape(1, -1, 1, 1) * self._pairs).flatten(0, 1).transpose(0, 1)
+            right = (self._a[:, self._first] * self._a[:, self._second]).flatten(0, 1)
+            squares = (left.mT @ right.transpose(0, 1)).double()
+        else:
+            assert isinstance(self._squares, Tensor)
+            squares = self._squares
+        if self._is_complete:
+            return squares, squares.sum()
+        assert isinstance(self._energy, Tensor)
+        return squares, self._energy
 
 
 def _energy(g: Float[Tensor, "n s k o"], a: Float[Tensor, "n s k i"]) -> Float[Tensor, ""]:

@@ -51,6 +51,8 @@ from symrazor.linalg.eigen_jobs import solve
 
 AUTO = "auto"
 """Structure that a `Razor` chooses by its cost; see `curvature.auto`."""
+BASIS_SEED = 0
+"""Seed of the probes in the first pass of an exact estimate."""
 
 
 @dataclass(frozen=True)
@@ -388,9 +390,11 @@ def _first_pass(
             f"structure={task.method.structure!r} reads the data twice, but the loader is a "
             "generator, which can be read only once. Pass a list of batches or a DataLoader."
         )
-    method = replace(task.method, structure=task.structure.first)
+    method, generator = task.structure.first_method(task, expected or n_data), task.generator
+    if method.estimator != task.method.estimator:  # an exact estimate depends on no other state
+        generator = torch.Generator(task.device).manual_seed(BASIS_SEED)
     first = collect_curvature(
-        replace(task, method=method),
+        replace(task, method=method, generator=generator),
         loader,
         n_data=n_data,
         temperature=temperature,

@@ -24,6 +24,7 @@ To add a structure, subclass `Structure` or `GradientStructure` and call `regist
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
-    from symrazor.curvature.estimate import CurvatureTask
+    from symrazor.curvature.estimate import CurvatureTask, Method
 
 FULL_KEY: Key = ("", "H")
 MAX_DENSE_ENTRIES = 4096
@@ -74,6 +75,15 @@ class Structure(ABC):
     supports_weight_precisions = True
     passes = 1
     first = "kron"
+
+    def first_method(self, task: "CurvatureTask", expected: int | None) -> "Method":
+        """Return the method of the first of two passes.
+
+        Args:
+            task: model, layers and method.
+            expected: number of samples that will be read, if known.
+        """
+        return replace(task.method, structure=self.first)
 
     @abstractmethod
     def collect(
