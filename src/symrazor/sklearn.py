@@ -13,6 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+
+try:
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "symrazor.sklearn needs scikit-learn. Install it with: pip install symrazor[sklearn]"
+    ) from error
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets

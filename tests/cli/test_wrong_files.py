@@ -125,9 +125,9 @@ CASES: dict[str, tuple[Case, str]] = {
     "truncated": (_truncated, "as an .npz file"),
     "wrong magic": (_csv("GIF89a\0\0;;;\n\x01\x02\n"), "data.csv, row 2"),
     "no format": (lambda f: _write(f / "data.xyz", b"PK\x05\x06"), "first bytes 50 4b"),
-    "10 GB header": (_huge_header, "the limit of 4 GiB"),
+    "10 GB header": (_huge_header, "needs 10,737,418,240 bytes, but the file has"),
     "huge idx header": (_huge_idx, "shape [100000, 320, 320] needs exactly"),
-    "zip bomb": (_zip_bomb, "the limit of 4 GiB"),
+    "zip bomb": (_zip_bomb, "bytes, but the file has"),
     "lying archive": (_lying_archive, "needs 1,073,741,824 bytes"),
     "ragged": (
         _csv("a,b,y\n1,2,0\n1,2\n"),
@@ -202,5 +202,5 @@ def test_no_memory_is_allocated_for_a_false_header(name: str, tmp_path: Path) ->
     path = CASES[name][0](tmp_path)
     process = limited("discover", str(path), "--out", str(tmp_path / "run"))
     assert process.returncode == 2, process.stdout + process.stderr
-    assert "the limit of 4 GiB" in process.stderr
+    assert "bytes, but the file has" in process.stderr
     assert process.stderr.count("\n") == 1

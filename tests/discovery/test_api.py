@@ -101,7 +101,7 @@ def test_report_export_and_predict_read_the_run_folder(
     with pytest.raises(ValueError, match=r"images of shape \[1, 8, 8\]"):
         np.savez(tmp_path / "b.npz", x=np.zeros((3, 1, 9, 9), np.float32))
         cli.run(["predict", str(run), str(tmp_path / "b.npz")])
-    with pytest.raises(ValueError, match="is not a run folder: it has no discover.json"):
+    with pytest.raises(ValueError, match="is not the folder of a finished run"):
         cli.run(["report", str(tmp_path)])
 
 

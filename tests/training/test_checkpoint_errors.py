@@ -94,17 +94,21 @@ def test_mappings_in_prior_options_are_stored_as_json(tmp_path: Path) -> None:
         short_fit(tmp_path, **options | {"prior_precision": {"in": 2.0, "out": 2.0}})
 
 
+def test_checkpoint_of_a_newer_version_is_not_to_be_removed(tmp_path: Path) -> None:
+    short_fit(tmp_path, save_every=1)
+    file = Checkpoints(tmp_path).paths()[-1] / "state.json"
+    file.write_bytes(file.read_bytes().replace(b'"schema": 2', b'"schema": 9'))
+    with pytest.raises(ValueError, match=r"written by symrazor .* Update symrazor") as error:
+        short_fit(tmp_path)
+    assert "Remove" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        ("state.json", lambda b: b[: len(b) // 2], "Cannot read .*state.json"),
+        ("state.json", lambda b: b[: len(b) // 2], "state.json is damaged"),
         ("state.json", lambda b: b"[]", "has the schema None; .* schema 2"),
-        (
-            "state.json",
-            lambda b: b.replace(b'"schema": 2', b'"schema": 9'),
-            "schema 9; .*",
-        ),
-        ("state.json", lambda b: b"\xff\xfe\x00", "Cannot read .*state.json"),
+        ("state.json", lambda b: b"\xff\xfe\x00", "state.json is damaged"),
         ("state.json", lambda b: b.replace(b'"batches_done": 0', b'"batches_done": 1'), "checksum"),
         ("state.json", lambda b: b.replace(b'"optimiser": {', b'"optimizer": {'), "checksum"),
         ("tensors.safetensors", lambda b: b[:-7], "tensors.safetensors is damaged: wrong checksum"),

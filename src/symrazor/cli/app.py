@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import torch
 import tyro
 from rich.console import Console
 from rich.markup import escape
@@ -16,13 +17,18 @@ from symrazor.cli.experiment import experiment
 from symrazor.cli.fit import OptionError, fit_command, initial_config, option_registry
 from symrazor.cli.run_folder import export, predict, report
 from symrazor.core import startup
+from symrazor.core.errors import CurvatureError
+from symrazor.core.text import printable
 from symrazor.core.version import __version__
 from symrazor.runs.config import RunConfig
 
 USER_ERROR, STOPPED, CLOSED_PIPE = 2, 130, 141
 """Exit codes; the last two are those of shells for SIGINT and SIGPIPE."""
 
-USER_MISTAKES = (ValueError, OptionError, OSError, FloatingPointError, ModuleNotFoundError)
+USER_MISTAKES = (
+    *(ValueError, OptionError, OSError, FloatingPointError, ModuleNotFoundError),
+    *(CurvatureError, MemoryError, torch.OutOfMemoryError),
+)
 """Errors that end the command with one line."""
 
 
@@ -87,7 +93,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED_PIPE)
     except USER_MISTAKES as error:
-        text = f"[red]symrazor:[/red] {escape(str(error))}"
+        text = f"[red]symrazor:[/red] {escape(printable(str(error)) or 'not enough memory')}"
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:

@@ -23,6 +23,7 @@ from symrazor.cli.terminal import (
     print_verdict,
 )
 from symrazor.core.files import check_writable_file, write_atomically
+from symrazor.core.text import printable
 from symrazor.data.datasets import KINDS, TASKS, Kind, Task
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.api import discover as run_discovery
@@ -133,7 +134,7 @@ def discover(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     terminal = console(arguments.quiet)
 
     def tell(text: str) -> None:
-        terminal.print(escape(text), highlight=False)
+        terminal.print(escape(printable(text)), highlight=False)
 
     def show_answer(answer: Answer) -> None:
         terminal.print(_table(answer))
@@ -168,7 +169,9 @@ def _one_line_warnings() -> Iterator[None]:
     """Print warnings in one line, and hide log messages on Ctrl-C, which the command explains."""
 
     def warn(message: Warning | str, *_: object) -> None:
-        console().print(f"warning: {escape(str(message))}", style="yellow", soft_wrap=True)
+        console().print(
+            f"warning: {escape(printable(str(message)))}", style="yellow", soft_wrap=True
+        )
 
     log = logging.getLogger("symrazor")
     level, showwarning = log.level, warnings.showwarning
@@ -195,7 +198,7 @@ def _table(answer: Answer) -> Table:
         epochs = f", {len(candidate.fit.history)} epochs" if candidate is answer.final else ""
         evidence, test = candidate.fit.evidence, candidate.fit.reading.test
         table.add_row(
-            escape(candidate.name + epochs),
+            escape(printable(candidate.name) + epochs),
             f"{float(evidence.log_evidence):z,.0f}",
             f"{float(evidence.log_likelihood):z,.0f}",
             f"{float(evidence.complexity):,.0f}",

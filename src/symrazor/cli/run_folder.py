@@ -15,6 +15,7 @@ from symrazor.cli.terminal import (
     print_verdict,
     write_json,
 )
+from symrazor.core.text import printable
 from symrazor.report.page import write_page
 from symrazor.runs.folder import (
     PAGE,
@@ -46,7 +47,7 @@ def report(
     document = read_document(run)
     terminal = console(quiet)
     for question in document["questions"]:
-        terminal.print(escape(question["question"]), soft_wrap=True)
+        terminal.print(escape(printable(question["question"])), soft_wrap=True)
         headline = question.get("headline", "")
         print_verdict(terminal, headline, question["verdict"].removeprefix(f"{headline} "))
     if "verdict" in document:

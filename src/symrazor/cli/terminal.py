@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from symrazor.core.files import write_atomically
+from symrazor.core.text import printable
 
 
 def parsed_by(parse: Callable[[str], Any], choices: tuple[str, ...] | None = None) -> Any:
@@ -50,6 +51,7 @@ def console(quiet: bool = False) -> Console:
 
 def print_verdict(target: Console, headline: str, details: str) -> None:
     """Print a verdict with a bold headline; brackets in the text are not markup."""
+    headline, details = printable(headline), printable(details)
     text = Text(headline, style="bold green")
     separator = " " if headline and details else ""
     text.append(separator + details, style="not bold default")

@@ -55,6 +55,15 @@ def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...
     if values.dtype.kind not in NUMBER_KINDS:
         raise ValueError(f"y in {source} must be numbers or text, got type {values.dtype}.")
     dtype = np.int64 if values.dtype.kind in "biu" else np.float64
+    if values.dtype == np.uint64 and values.size and int(values.max()) > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"y in {source} has integers above 2^63 - 1. Number the classes 0, 1, ..., or save "
+            "them as text."
+        )
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
+        narrow = values.astype(np.float64)
+        if not np.array_equal(narrow.astype(values.dtype), values, equal_nan=True):
+            raise ValueError(f"y in {source} loses digits as float64. Save it as float64.")
     return torch.from_numpy(values.astype(dtype)), ()
 
 

@@ -12,19 +12,20 @@ import struct
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
+from symrazor.core.reading import reader, reserve
 from symrazor.data.arrays import NUMBER_KINDS, TEXT_KINDS, Array, as_inputs, as_labels
 from symrazor.data.batches import Tensors, check_batch
 
-MAX_BYTES = 4 << 30
-"""Memory that the data of one file may take, in bytes, as float32."""
-
+MAPPED_BYTES = 64 << 20
+"""Arrays of at least this size are mapped into memory, not read, if their type allows it."""
+_BLOCK_BYTES = 1 << 20
 _READ_ERRORS = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError)
 _HEADER_READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -43,15 +44,7 @@ _CIFAR_BATCH = 10_000
 Images = tuple[Float[Tensor, "n c h w"], Int64[Tensor, "n"]]
 
 
-def check_size(elements: int, path: str | Path) -> None:
-    """Raise ValueError if an array takes more than `MAX_BYTES` as float32, before it is read."""
-    if 4 * elements > MAX_BYTES:
-        raise ValueError(
-            f"{path} declares {4 * elements / 2**30:,.1f} GiB of float32, more than the limit of "
-            f"{MAX_BYTES / 2**30:g} GiB. Use a part of the data."
-        )
-
-
+@reader
 def read_npy(path: str | Path) -> Array:
     """Read numbers or text from an .npy file; ValueError if it is damaged, large or has objects."""
     path = Path(path)
@@ -67,13 +60,16 @@ def read_npy(path: str | Path) -> Array:
             ) from error
 
 
+@reader
 def read_archive(
     path: str | Path, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Array]:
     """Read arrays from an .npz file: all required keys, and the optional keys that exist.
 
-    The sizes in the archive's directory bound what is unpacked, and they are compared with
-    `MAX_BYTES` first. ValueError if the file is damaged, lacks a key, has objects, or is too large.
+    The sizes in the archive's directory bound what is unpacked, and they are subtracted from the
+    memory budget first.
+
+    Raises ValueError if the file is damaged, lacks a key, has objects, or is too large.
     """
     path = Path(path)
     arrays: dict[str, Array] = {}
@@ -109,19 +105,38 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, nam
         raise ValueError(f"{name} has type {dtype}{hint}")
     if any(length < 0 for length in shape):
         raise ValueError(f"{name} has shape {list(shape)}")
-    elements = math.prod(shape)
-    check_size(elements if dtype.kind in NUMBER_KINDS else elements * dtype.itemsize, path)
-    n_bytes = elements * dtype.itemsize
+    n_bytes = math.prod(shape) * dtype.itemsize
     if n_bytes > size:
         raise ValueError(f"{name} needs {n_bytes:,} bytes, but the file has {size:,}")
-    data = file.read(n_bytes)
-    if len(data) < n_bytes:
-        raise ValueError(f"{name} ends after {len(data):,} of {n_bytes:,} bytes")
-    flat = np.frombuffer(data, dtype)
+    is_plain = dtype.kind in NUMBER_KINDS and dtype.isnative and not fortran_order
+    if is_plain and n_bytes >= MAPPED_BYTES and not isinstance(file, zipfile.ZipExtFile):
+        # Copy on write: torch needs writable memory, and the file stays as it is.
+        return np.memmap(path, dtype, "c", file.tell(), shape)
+    flat = _read_elements(file, dtype, n_bytes, path, name)
     array = flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
+    if is_plain or dtype.itemsize == 0:
+        return array
+    reserve(n_bytes, path)
     return array.astype(dtype.newbyteorder("="), order="C")
 
 
+def _read_elements(
+    file: IO[bytes] | io.BufferedIOBase, dtype: np.dtype[Any], n_bytes: int, path: Path, name: str
+) -> Array:
+    """Read elements into new memory, in small blocks, so that no second copy is made."""
+    reserve(n_bytes, path)
+    memory = np.empty(n_bytes, np.uint8)
+    n_read = 0
+    while n_read < n_bytes:
+        block = file.read(min(_BLOCK_BYTES, n_bytes - n_read))
+        if not block:
+            raise ValueError(f"{name} ends after {n_read:,} of {n_bytes:,} bytes")
+        memory[n_read : n_read + len(block)] = np.frombuffer(block, np.uint8)
+        n_read += len(block)
+    return memory.view(dtype) if dtype.itemsize else np.empty(0, dtype)
+
+
+@reader
 def read_npz(path: str | Path) -> Tensors:
     """Read x and y from a NumPy archive, without unpickling.
 
@@ -146,6 +161,7 @@ def read_npz(path: str | Path) -> Tensors:
     return (x.float() / 255 if x.dtype == torch.uint8 else x), y
 
 
+@reader
 def read_idx(path: str | Path) -> Shaped[Tensor, "..."]:
     """Read an IDX file, gzipped or not.
 
@@ -196,20 +212,31 @@ def _parse_idx(file: io.BufferedIOBase, path: Path, max_bytes: int) -> Shaped[Te
     shape = struct.unpack(f">{dimensions}I", header)
     dtype = np.dtype(_IDX_TYPES[magic[2]])
     n_bytes = math.prod(shape) * dtype.itemsize
-    can_hold = max_bytes - 4 - 4 * dimensions >= n_bytes
-    if can_hold:
-        check_size(math.prod(shape), path)
-    data = file.read(n_bytes) if can_hold else b""
-    if len(data) < n_bytes or file.read(1):
-        raise ValueError(
-            f"{path} is a damaged IDX file: shape {list(shape)} needs exactly {n_bytes} bytes of "
-            "elements. Download it again."
-        )
-    # The copy is writable, as torch requires, and in the byte order of this machine.
-    array = np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
-    return torch.from_numpy(array)
+    damaged = (
+        f"{path} is a damaged IDX file: shape {list(shape)} needs exactly {n_bytes} bytes of "
+        "elements. Download it again."
+    )
+    start = 4 + 4 * dimensions
+    if max_bytes - start < n_bytes:
+        raise ValueError(damaged)
+    is_mapped = (
+        dtype.itemsize == 1 and n_bytes >= MAPPED_BYTES and not isinstance(file, gzip.GzipFile)
+    )
+    if is_mapped and path.stat().st_size == start + n_bytes:
+        return torch.from_numpy(np.memmap(path, dtype, "c", start, shape))
+    try:
+        flat = _read_elements(file, dtype, n_bytes, path, "the array")
+        is_longer = bool(file.read(1))
+    except ValueError as error:
+        raise ValueError(f"{damaged} ({error})") from error
+    if is_longer:
+        raise ValueError(damaged)
+    if not dtype.isnative:
+        reserve(n_bytes, path)
+    return torch.from_numpy(flat.astype(dtype.newbyteorder("="), copy=False).reshape(shape))
 
 
+@reader
 def read_cifar(
     path: str | Path, classes: int = 10
 ) -> tuple[UInt8[Tensor, "n 3 32 32"], Int64[Tensor, "n"]]:
@@ -231,6 +258,7 @@ def read_cifar(
     if classes not in (10, 100):
         raise ValueError(f"classes must be 10 or 100, got {classes}.")
     label_bytes = 1 if classes == 10 else 2
+    reserve(2 * Path(path).stat().st_size, path)
     data = np.fromfile(path, np.uint8)
     if len(data) == 0 or len(data) % (label_bytes + _CIFAR_IMAGE_BYTES):
         raise ValueError(

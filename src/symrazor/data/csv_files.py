@@ -25,11 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.reading import reader, reserve
 from symrazor.data.arrays import FileContents
 from symrazor.data.datasets import MAX_INFERRED_CLASSES, Kind
 
-MAX_CSV_BYTES = 200_000_000
-"""Size limit of a CSV file, in bytes. Text takes about ten times its size while it is read."""
+BYTES_PER_FIELD = 280
+"""Memory that a field of a CSV file takes while it is read: measured with short fields."""
+_BLOCK_BYTES = 1 << 20
 MAX_FIELD_CHARACTERS = 4096
 MAX_EXACT_INTEGER = 2**53
 """Above this, every float64 number is an integer, so integers do not indicate classes."""
@@ -42,12 +44,14 @@ MIN_SERIES_STEPS = 8
 """Columns t0, t1, ... are read as one series if there are at least this many."""
 FIX_FIELD = "Remove the row, fill in the value, or drop the column."
 _STEP_NAME = re.compile(r"t_?\d+")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 Columns = dict[str, tuple[str, ...]]
 """Column name in lower case -> text of every row."""
 
 
+@reader
 def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
     """Read a CSV file; the module docstring lists what is recognised. Numbers are float64.
 
@@ -87,16 +91,14 @@ def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
     return replace(table, names=names, columns=tuple(columns), target=label)
 
 
+@reader
 def read_columns(path: Path) -> Columns:
     """Return the text of every column; without a header they are "column 1", "column 2", ...
 
     Raises ValueError for a file that is empty, too large or not UTF-8, or whose columns do not fit.
     """
-    if path.stat().st_size > MAX_CSV_BYTES:
-        raise ValueError(
-            f"{path} has {path.stat().st_size / 1e6:,.0f} MB, more than the limit of "
-            f"{MAX_CSV_BYTES / 1e6:.0f} MB for CSV files. Save the data as .npz."
-        )
+    reserve(2 * path.stat().st_size, path)
+    reserve(BYTES_PER_FIELD * _max_fields(path), path)
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -123,6 +125,16 @@ def read_columns(path: Path) -> Columns:
     if len(set(names)) < width:
         raise ValueError(f"{path} has two columns with the same name: {header[:8]}. Rename one.")
     return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _max_fields(path: Path) -> int:
+    """Return the number of fields, or a little more, without splitting the file into them."""
+    count = 1
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            separators = max(map(block.count, (b",", b";", b"\t")))
+            count += separators + block.count(b"\n") + block.count(b"\r")
+    return count
 
 
 def is_number(field: str) -> bool:
@@ -256,6 +268,12 @@ def _parse_labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[st
             )
         names, index = np.unique(np.array(stripped), return_inverse=True)
         return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
+    integers = [int(field) if _INTEGER.fullmatch(field) else 0 for field in stripped]
+    if any(abs(value) > MAX_EXACT_INTEGER and int(float(value)) != value for value in integers):
+        raise ValueError(
+            f"{path}: labels above 2^53 lose digits as numbers. Number the classes 0, 1, ..., or "
+            "subtract a constant from the targets."
+        )
     values = np.array(stripped, np.float64)
     are_integers = all(abs(v) < MAX_EXACT_INTEGER and v == round(v) for v in values)
     if are_integers and len(np.unique(values)) <= MAX_INFERRED_CLASSES:

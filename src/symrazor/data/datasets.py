@@ -236,6 +236,8 @@ def as_kind(x: Tensor, kind: str, source: str) -> Tensor:
 
     Bytes of images, volumes and series are divided by 255.
     """
+    if x.is_complex():
+        raise ValueError(f"x in {source} is complex. Pass real and imaginary parts as features.")
     values = x.float() if x.dtype in _EXACT_AS_FLOAT32 else x.double()
     if x.dtype == torch.uint8 and kind in ("image", "volume", "series"):
         values = values / 255
@@ -354,6 +356,12 @@ def _classes(
             f"Classification needs one integer per sample, but y in {source} is {y.dtype} of shape "
             f"{list(y.shape)}. Use --task regression."
         )
+    for part in (flat, test):
+        if part is not None and part.is_floating_point() and bool((part.abs() > 2**53).any()):
+            raise ValueError(
+                f"{source} has class labels above 2^53, which are not exact as floating-point "
+                "numbers. Number the classes 0, 1, ..., or save the labels as integers."
+            )
     values, labels = torch.unique(flat.long(), return_inverse=True)
     if len(values) < 2:
         raise ValueError(f"{source} has only the class {int(values[0])}. Check the labels.")

@@ -3,6 +3,8 @@
 The latter need the package `datasets`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from symrazor.core.reading import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
-from symrazor.data.binary_files import check_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
+"""Formats of Pillow that are read. Others start programs: EPS runs Ghostscript."""
+_DECODED_BYTES = 8
+"""Memory for a pixel of the one image that is decoded at a time."""
 _GREY_MODES = ("1", "L")
 _WIDE_MODES = ("I", "F")  # also I;16 and the like: more than one byte per pixel
 _MARKER_FILES = ("dataset_info.json", "dataset_dict.json")
@@ -32,6 +38,7 @@ def class_folders(folder: Path) -> dict[str, list[Path]]:
     return {name: files for name, files in files_of.items() if files}
 
 
+@reader
 def read_images(folder: str | Path) -> FileContents:
     """Read a folder with one subfolder of images for each class.
 
@@ -67,25 +74,20 @@ def read_files(files: list[Path]) -> UInt8[Tensor, "n c h w"]:
                 f"{size[0]} x {size[1]}. Resize or crop them."
             )
     channels = 1 if all(mode in _GREY_MODES for _, mode in headers) else 3
-    check_size(len(files) * channels * width * height, files[0].parent.parent)
+    memory = (2 * len(files) * channels + _DECODED_BYTES) * width * height  # twice: see the return
+    reserve(memory, files[0].parent.parent)
     pixels = np.empty((len(files), height, width, channels), np.uint8)
     for number, file in enumerate(files):
-        try:
-            with Image.open(file) as image:
-                converted = image.convert("L" if channels == 1 else "RGB")
-                pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
-        except (OSError, ValueError, SyntaxError) as error:
-            raise _unreadable(file, error) from error
+        with _readable(file), Image.open(file, formats=_FORMATS) as image:
+            converted = image.convert("L" if channels == 1 else "RGB")
+            pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def _read_header(Image: Any, file: Path) -> tuple[tuple[int, int], str]:
     """Return (width, height) and the colour mode without decoding the pixels."""
-    try:
-        with Image.open(file) as image:
-            size, mode = image.size, str(image.mode)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _unreadable(file, error) from error
+    with _readable(file), Image.open(file, formats=_FORMATS) as image:
+        size, mode = image.size, str(image.mode)
     if mode.startswith(_WIDE_MODES):
         raise ValueError(
             f"{file} has more than one byte per pixel and channel (mode {mode}). Save such images "
@@ -94,8 +96,15 @@ def _read_header(Image: Any, file: Path) -> tuple[tuple[int, int], str]:
     return size, mode
 
 
-def _unreadable(file: Path, error: Exception) -> ValueError:
-    return ValueError(f"Cannot read the image {file}: {error}. Replace or remove it.")
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn all errors of Pillow, which have no common class, into a ValueError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        raise ValueError(f"Cannot read the image {file}: {error}. Replace or remove it.") from error
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -103,6 +112,7 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _MARKER_FILES)
 
 
+@reader
 def read_saved_dataset(folder: Path) -> FileContents:
     """Return inputs, labels, class names and test data of a saved data set.
 
@@ -193,7 +203,7 @@ def _read_images(column: Any, folder: Path) -> Tensor:
         if first is None:
             first = image
             channels = 1 if image.mode in ("1", "L") else 3
-            check_size(len(column) * image.width * image.height * channels, folder)
+            reserve(2 * len(column) * image.width * image.height * channels, folder)
         if image.size != first.size:
             raise ValueError(
                 f"Images in {folder} must have one size, got {first.width} x {first.height} and "

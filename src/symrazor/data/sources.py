@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.reading import reader
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
@@ -42,6 +43,7 @@ _ALTERNATIVE_KEYS = {
 """Alternative keys of arrays in an .npz file -> the usual key."""
 
 
+@reader
 def read(
     path: str | Path,
     kind: str | None = None,
@@ -87,6 +89,7 @@ def read(
     return replace(data, columns=contents.columns)
 
 
+@reader
 def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
     """Read inputs to predict: data of a kind, each sample with the given shape.
 

@@ -1,6 +1,5 @@
 """Trajectories and their transitions: in memory, from NPZ and CSV files, or simulated."""
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from symrazor.core.reading import reader
+from symrazor.data.binary_files import read_archive
 from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories
 from symrazor.data.datasets import extrapolate_times
@@ -249,6 +250,7 @@ def _divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "
 # ------------------------------------------------------------------------------------------- files
 
 
+@reader
 def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories:
     """Read trajectories from a file.
 
@@ -304,18 +306,15 @@ def with_velocities(states: Tensor, times: Tensor) -> Tensor:
 
 
 def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            states = next((file[name] for name in STATES_KEYS if name in file), None)
-            times = next((file[name] for name in TIMES_KEYS if name in file), None)
-            names = ", ".join(file.files)
-    except (ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path.name} is not a NumPy archive of numbers ({error}). Write it with "
-            "np.savez(file, states=..., times=...), and pad short trajectories with NaN."
-        ) from error
+    arrays = read_archive(path, (), (*STATES_KEYS, *TIMES_KEYS))
+    states = next((arrays[name] for name in STATES_KEYS if name in arrays), None)
+    times = next((arrays[name] for name in TIMES_KEYS if name in arrays), None)
     if states is None or times is None:
-        raise ValueError(f"{path.name} needs arrays 'states' and 'times', but has {names}.")
+        raise ValueError(
+            f"{path.name} needs arrays 'states' and 'times', but has "
+            f"{', '.join(arrays) or 'neither'}. "
+            "Write it with np.savez(file, states=..., times=...)."
+        )
     for name, array in (("states", states), ("times", times)):
         if array.dtype.kind not in "fiu":
             raise ValueError(f"{path.name}: {name!r} must hold numbers, got {array.dtype}.")

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.core.reading import reader
 from symrazor.core.validation import check_positive_integer
 from symrazor.groups import lie
 from symrazor.groups.generators import grid_shape
@@ -174,6 +175,7 @@ def is_group_file(name: object) -> bool:
     return isinstance(name, str) and name.lower().endswith(FILE_SUFFIX)
 
 
+@reader
 def from_file(path: str | Path) -> Group:
     """Read a group from a file and check it.
 

@@ -38,6 +38,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from symrazor.core.files import parse_json, remove, write_atomically
+from symrazor.core.reading import reader
 from symrazor.core.version import __version__
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
@@ -281,6 +282,7 @@ def is_run_file(folder: Path, file: Path) -> bool:
     return file.resolve() in {(folder / name).resolve() for name in names}
 
 
+@reader
 def read_document(run: Path) -> dict[str, Any]:
     """Return the document of a run folder of either command; ValueError if it has none."""
     file = run / DOCUMENT
@@ -335,6 +337,7 @@ def network_folder(run: Path, question: str | None = None) -> Path:
     return inside(run, name)
 
 
+@reader
 def load_network(run: Path, question: str | None = None, trust_code: bool = False) -> nn.Module:
     """Return the plain network of a run folder.
 

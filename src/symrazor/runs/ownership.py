@@ -37,6 +37,7 @@ from symrazor.core.files import (
     remove,
     write_atomically,
 )
+from symrazor.core.reading import reader
 from symrazor.core.version import __version__
 
 Command = Literal["discover", "fit"]
@@ -90,6 +91,7 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
+@reader
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the content of `run.json`, or None if there is none; ValueError if it is damaged."""
     file = inside(folder, MANIFEST)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import as_likelihood
+from symrazor.core.text import printable, table_cell
 from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
 from symrazor.runs.folder import (
@@ -117,11 +118,13 @@ def _as_csv(predictions: Predictions) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     if predictions.classes:
-        table.writerow(["label", *(f"p({name})" for name in predictions.classes)])
+        table.writerow(["label", *(f"p({printable(name)})" for name in predictions.classes)])
     else:
         numbered = [f"target {k}" for k in range(1, predictions.values.shape[1] + 1)]
-        table.writerow(predictions.targets or numbered)
-    labels = [[label] for label in predictions.labels] or [[] for _ in predictions.values]
+        table.writerow([table_cell(name) for name in predictions.targets] or numbered)
+    labels = [[table_cell(label)] for label in predictions.labels] or [
+        [] for _ in predictions.values
+    ]
     for label, row in zip(labels, predictions.values.tolist(), strict=True):
         # Targets may be small differences of large numbers: all digits of float64 are written.
         values = [f"{value:.6g}" if predictions.classes else repr(value) for value in row]

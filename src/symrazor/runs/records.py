@@ -11,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from symrazor.core.files import parse_json
 from symrazor.core.likelihood import as_likelihood
+from symrazor.core.reading import reader
 from symrazor.data import TensorLoader, Tensors
 from symrazor.groups.constructors import is_group_file
 from symrazor.inference.posterior import How, Prediction
@@ -95,6 +97,7 @@ def is_fit_run(folder: Path) -> bool:
     return manifest is not None and manifest.owner.command == "fit"
 
 
+@reader
 def read_run(folder: str | Path) -> RunRecord:
     """Read the record of a finished fit; imports nothing and builds no network.
 
@@ -108,7 +111,7 @@ def read_run(folder: str | Path) -> RunRecord:
     try:
         with safe_open(run / NETWORK, "pt") as file:
             record = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
-        reading = Reading.from_dict(json.loads((run / READING).read_text(encoding="utf-8")))
+        reading = Reading.from_dict(parse_json(run / READING))
         shape, n_outputs = tuple(map(int, record["input"])), int(record["outputs"])
         width, n_data = int(record.get("width", n_outputs)), int(record["n_data"])
         if not (0 < prod(shape) <= MAX_NUMBERS and 0 < max(n_outputs, width) <= MAX_NUMBERS):
@@ -118,6 +121,7 @@ def read_run(folder: str | Path) -> RunRecord:
     return RunRecord(run, config, reading, shape, n_outputs, width, n_data)
 
 
+@reader
 def load_run(folder: str | Path, trust_code: bool = False) -> Run:
     """Read a finished fit and rebuild its network from `config.toml`.
 
@@ -162,6 +166,7 @@ def _group_files(config: RunConfig, folder: Path) -> list[str]:
     return [file.name for file in files if file.parent == folder.absolute()]
 
 
+@reader
 def fit_document(folder: Path) -> dict[str, Any]:
     """Return the document of a fit: one question with one candidate; builds no network."""
     run = read_run(folder)

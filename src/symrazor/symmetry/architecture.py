@@ -37,6 +37,7 @@ from safetensors.torch import load_file
 from torch import fx, nn
 
 from symrazor.core.files import write_atomically
+from symrazor.core.reading import reader
 from symrazor.data.batches import Input, call
 from symrazor.symmetry.export import UndescribedError, describe
 from symrazor.symmetry.vocabulary import (
@@ -91,6 +92,7 @@ def write_architecture(plain: nn.Module, folder: Path, example: Input) -> None:
     write_atomically(folder / ARCHITECTURE, content)
 
 
+@reader
 def read_network(folder: Path) -> nn.Module:
     """Rebuild the network of a folder in eval mode from its two files; run no code from them.
 

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.core.files import flush, named, remove, temporary_path
+from symrazor.core.files import flush, named, parse_json, remove, temporary_path
+from symrazor.core.reading import reader
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
 from symrazor.inference.razor import Razor
@@ -41,6 +42,10 @@ MAX_DIFFERENCES = 5
 """Differences that an error message lists."""
 
 State = dict[str, Any]
+
+
+class NewerSchemaError(ValueError):
+    """A checkpoint of a newer version, which is not damaged."""
 
 
 class Checkpoints:
@@ -105,6 +110,8 @@ class Checkpoints:
             return None
         try:
             return _read(paths[-1])
+        except NewerSchemaError:
+            raise
         except ValueError as error:
             older = f" to continue from {paths[-2].name}" if len(paths) > 1 else ""
             raise ValueError(f"{error} Remove {paths[-1]}{older}.") from error
@@ -141,13 +148,20 @@ def _discard(checkpoint: Path) -> None:
     remove(hidden)
 
 
+@reader
 def _read(folder: Path) -> State:
     file = folder / STATE
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # no file, not text, or not JSON
+        document = parse_json(file)
+    except OSError as error:
         raise ValueError(f"Cannot read {file}: {error}.") from error
     schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        version = str((document.get("versions") or {}).get("symrazor", "a newer version"))[:40]
+        raise NewerSchemaError(
+            f"{file} has schema {schema}, written by symrazor {version}; this version reads schema "
+            f"{SCHEMA}. Update symrazor."
+        )
     if schema != SCHEMA:
         raise ValueError(f"{file} has the schema {schema}; this version reads schema {SCHEMA}.")
     digest = _state_digest(document.get("state"))

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import torch
 
 from symrazor.core.files import check_writable_folder
+from symrazor.core.reading import reader
 from symrazor.core.validation import json_ready
 
 Record = Mapping[str, Any]
@@ -116,6 +117,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+@reader
 def read_events(path: str | Path) -> list[dict[str, Any]]:
     """Return the records of a file of JSON lines, in the order of writing.
 

@@ -1,0 +1,139 @@
+"""Files of strangers: one kind of error, one memory budget for each file."""
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import symrazor as sr
+from symrazor.core.reading import BUDGET_VARIABLE, reader, reserve
+from symrazor.core.text import printable, table_cell
+from symrazor.data import read
+from symrazor.data.binary_files import MAPPED_BYTES, read_npy
+from symrazor.dynamics.trajectories import read_trajectories
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), RecursionError(), MemoryError(), SyntaxError()])
+def test_every_error_names_the_file(error: Exception) -> None:
+    @reader
+    def read_file(path: Path) -> None:
+        raise error
+
+    with pytest.raises(ValueError, match="Cannot read some.file: .") as caught:
+        read_file(Path("some.file"))
+    assert caught.value.__cause__ is error
+
+
+def test_errors_of_the_system_stay(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_npy(tmp_path / "missing.npy")
+
+
+def test_the_budget_holds_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two arrays fits, both together do not."""
+    x = np.random.default_rng(0).normal(size=(100, 1000))
+    np.savez_compressed(tmp_path / "data.npz", x=x, y=x[:, 0], x_test=x, y_test=x[:, 0])
+    monkeypatch.setenv(BUDGET_VARIABLE, "1000000")
+    with pytest.raises(ValueError, match=r"data.npz needs .* left for this file"):
+        read(tmp_path / "data.npz")
+    monkeypatch.setenv(BUDGET_VARIABLE, "2000000")
+    read(tmp_path / "data.npz", task="regression")
+    read(tmp_path / "data.npz", task="regression")  # a new budget
+    monkeypatch.setenv(BUDGET_VARIABLE, "much")
+    with pytest.raises(ValueError, match=f"{BUDGET_VARIABLE} must be a number"):
+        reserve(1, "file")
+
+
+@pytest.mark.parametrize("name", ["wide.csv", "t.npz", "c.bin"])
+def test_other_formats_have_the_budget(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / name
+    if name == "wide.csv":
+        file.write_text("1," * 10_000 + "0\n" + "1," * 10_000 + "1\n")
+    elif name == "c.bin":
+        file.write_bytes(bytes(3073 * 200))
+    else:
+        np.savez_compressed(file, states=np.zeros((50, 100, 20)), times=np.arange(100.0))
+    monkeypatch.setenv(BUDGET_VARIABLE, "500000")
+    with pytest.raises(ValueError, match=r"left for this file"):
+        (read_trajectories if name == "t.npz" else read)(file)
+
+
+def test_images_have_the_budget_and_start_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        image.new("L", (2000, 2000)).save(tmp_path / name / "0.png")
+    monkeypatch.setenv(BUDGET_VARIABLE, "4000000")
+    with pytest.raises(ValueError, match="left for this file"):
+        read(tmp_path)
+    monkeypatch.delenv(BUDGET_VARIABLE)
+    page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "a" / "0.png").write_bytes(page)
+    with pytest.raises(ValueError, match="Cannot read the image .*cannot identify"):
+        read(tmp_path)
+
+
+def test_a_large_array_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes no memory of the budget, and writing to it does not change the file."""
+    n = MAPPED_BYTES // 8000 + 1
+    np.save(tmp_path / "x.npy", np.ones((n, 1000)))
+    monkeypatch.setenv(BUDGET_VARIABLE, "1000")
+    array = read_npy(tmp_path / "x.npy")
+    assert isinstance(array, np.memmap) and array.shape == (n, 1000)
+    array[0] = 2.0
+    assert float(read_npy(tmp_path / "x.npy")[0, 0]) == 1.0
+
+
+def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((30, 2)), y=np.zeros(30))
+    content = bytearray((tmp_path / "data.npz").read_bytes())
+    with zipfile.ZipFile(tmp_path / "data.npz") as archive:
+        assert archive.namelist()
+    start = content.find(b"PK\x01\x02")
+    content[start + 8] |= 1  # the flag of encryption, in the directory
+    (tmp_path / "data.npz").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="Cannot read .*data.npz"):
+        read(tmp_path / "data.npz")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.tile(np.array([1e19, 2e19]), 20),
+        np.tile(np.array([2**63 + 1, 2**63 + 2], np.uint64), 20),
+    ],
+)
+def test_labels_that_are_not_exact_are_refused(labels: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).normal(size=(40, 3)), y=labels)
+    with pytest.raises(ValueError, match="2\\^53|2\\^63"):
+        read(tmp_path / "d.npz", task="classification")
+
+
+def test_integer_text_that_float64_rounds_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{2**53 + k % 2}\n" for k in range(40))
+    (tmp_path / "d.csv").write_text("a,y\n" + rows)
+    with pytest.raises(ValueError, match="lose digits"):
+        read(tmp_path / "d.csv")
+
+
+def test_integers_above_2_to_the_53_stay_apart(tmp_path: Path) -> None:
+    labels = np.tile(np.array([2**53, 2**53 + 1]), 20)
+    np.savez(tmp_path / "d.npz", x=np.arange(120.0).reshape(40, 3), y=labels)
+    assert read(tmp_path / "d.npz", task="classification").names == (f"{2**53}", f"{2**53 + 1}")
+
+
+def test_complex_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="complex"):
+        sr.discover(torch.zeros(40, 3, dtype=torch.complex64), torch.arange(40) % 2, epochs=1)
+
+
+def test_text_controls_neither_terminal_nor_spreadsheet() -> None:
+    assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
+    assert table_cell("=1+1") == "'=1+1" and table_cell("@x") == "'@x"
+    assert table_cell("-1.5") == "-1.5" and table_cell("cat") == "cat"
