@@ -14,7 +14,7 @@ from symrazor.data.binary_files import read_archive
 from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories
 from symrazor.data.datasets import extrapolate_times
-from symrazor.dynamics.mechanics import degrees_of_freedom, solve
+from symrazor.dynamics.mechanics import solve
 from symrazor.dynamics.systems import System
 
 STATES_KEYS = ("states", "trajectories", "x")
@@ -48,7 +48,6 @@ class Trajectories:
                 "states must have shape [trajectories, times >= 2, 2n], got "
                 f"{list(states.shape)}. Stack trajectories of equal length, or pad them with NaN."
             )
-        degrees_of_freedom(states.shape[2])
         states64, clock = states.double(), times.double()
         if clock.ndim == 1:
             clock = clock.expand(len(states64), -1)
