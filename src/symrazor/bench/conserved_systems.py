@@ -36,6 +36,7 @@ class Case:
         dt: time between two states.
         transient: time to run before recording.
         group: "conservative", "dissipative" or "chaotic".
+        shape: numbers of trajectories and of states in each.
     """
 
     name: str
@@ -45,10 +46,12 @@ class Case:
     dt: float = DT
     transient: float = 0.0
     group: str = "conservative"
+    shape: tuple[int, int] = (60, 40)
 
-    def simulate(self, count: int, states: int, seed: int) -> Trajectories:
+    def simulate(self, seed: int) -> Trajectories:
         """Return noise-free trajectories."""
         generator = torch.Generator().manual_seed(seed)
+        count, states = self.shape
         start = self.start(count, generator)
         times = self.dt * torch.arange(states, dtype=torch.float64)
         if self.transient:
@@ -153,15 +156,15 @@ def _bodies(gravity: float) -> Case:
         radius = 1.8 + 0.6 * u[1]
         q = torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
         q = q + torch.randn(count, 1, 2, generator=generator, dtype=torch.float64)
-        p = torch.randn(count, 3, 2, generator=generator, dtype=torch.float64) * 0.25
+        p = 0.15 * m[:, None] * torch.randn(count, 3, 2, generator=generator, dtype=torch.float64)
         swirl = torch.stack([-angle.sin(), angle.cos()], -1)
-        p = p + 0.8 * m[:, None] * swirl + 0.4 * m[:, None] * torch.randn(
+        p = p + 0.9 * m[:, None] * swirl + 0.4 * m[:, None] * torch.randn(
             count, 1, 2, generator=generator, dtype=torch.float64
         )
         return torch.cat([q.flatten(1), p.flatten(1)], 1)
 
     name = "three bodies in a uniform field" if gravity else "three bodies, unequal masses"
-    return _hamiltonian(name, 5, 6, energy, start, dt=0.12)
+    return _hamiltonian(name, 5, 6, energy, start, dt=0.15, shape=(160, 15))
 
 
 def _magnetic(x: Tensor) -> Tensor:
@@ -265,9 +268,9 @@ def _driven(x: Tensor) -> Tensor:
 class DrivenCase(Case):
     """A system whose last coordinate, the phase of its drive, is not observed."""
 
-    def simulate(self, count: int, states: int, seed: int) -> Trajectories:
+    def simulate(self, seed: int) -> Trajectories:
         """Return noise-free trajectories without the phase."""
-        data = super().simulate(count, states, seed)
+        data = super().simulate(seed)
         return Trajectories.of(data.states[..., :-1], data.times)
 
 

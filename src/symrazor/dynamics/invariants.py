@@ -12,256 +12,554 @@ $C = c^\top\phi$ varies within trajectories by the fraction
 $$ \lambda = \frac{c^\top (W - N)\, c}{c^\top (V - N)\, c} $$
 
 of its variance. Stationary points of this ratio are generalised eigenvectors, and conserved
-quantities have $\lambda = 0$. Terms of second order in $\Sigma$ correct $\phi$ and $N$.
+quantities have $\lambda = 0$.
 
-**The test.** Trajectories are divided into folds. Directions are estimated without a fold, and
-$c^\top W c / c^\top N c$ is measured on it. For a conserved direction the ratio is 1 up to sampling
-error and follows an F distribution. (Coefficients that are estimated from M degrees of freedom
-raise the ratio by $m / M$, which is taken into account.) Directions are tested in the order of
-$\lambda$, up to the first that fails:
+**The test.** Trajectories are divided into folds. Directions are estimated without a fold, and the
+variation of $C$ along trajectories is compared with the noise in it on that fold. There are two
+statistics: the whole variation, and its slow part (the first polynomials in time), where a drift
+stands out from the noise. For a conserved direction both are 1 up to sampling error, and follow a
+chi-squared distribution. Estimated coefficients raise them by a known amount (`_inflation`).
+Directions are tested in the order of $\lambda$, up to the first that is not conserved:
 
-- refuted, if the p-value is below `REFUTED`;
-- conserved, if an upper confidence limit of $\lambda$ is below `MAX_VARIATION`;
+- refuted, if the p-value is below a threshold;
+- conserved, if the upper confidence limit of $\lambda$ is below `MAX_VARIATION`;
 - undecided otherwise: the data are too few or too noisy.
 
-Libraries are tried from simple to rich. A quantity counts as new only if its gradient is not a
-combination of the gradients of earlier ones: $P^2$ is not new once $P$ is known.
+Both thresholds hold for all tests of a call together: the probability of any wrong decision is at
+most `FAMILY_ERROR`.
+
+**Libraries** are tried from simple to rich. A quantity whose gradient is a combination of the
+gradients of others is a function of them: $P^2$ is not new once $P$ is known.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from math import comb
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.libraries import Library, libraries_for
+from symrazor.dynamics.noise import NoiseEstimate, noise_estimate, without_gaps
 from symrazor.dynamics.trajectories import Trajectories
 
-REFUTED = 1e-4
-"""Quantities with a smaller p-value are not conserved."""
-CONFIDENCE_DEVIATIONS = 3.0
-"""Standard deviations of the upper confidence limit of the variation along trajectories."""
-MAX_VARIATION = 0.005
-"""Largest fraction of the variance of a conserved quantity within trajectories (confidence limit)."""
+FAMILY_ERROR = 0.01
+"""Probability of any wrong decision in one call."""
+MAX_VARIATION = 0.02
+"""Largest fraction of the variance of a conserved quantity within trajectories."""
 MIN_SIGNAL = 1.0
-"""Smallest variance of a function relative to the noise in it; others are not considered."""
+"""Smallest variance of a combination relative to the noise in it; others are not considered."""
 FOLDS = 4
 MIN_TRAJECTORIES = 8
 STATES_PER_FUNCTION = 4
 """Degrees of freedom per function that a library needs, at least."""
-MAX_STATES = 4000
+MAX_STATES = 2400
 """States that are used, at most."""
-MAX_ORDER = 10
-"""Highest order of the differences that estimate the noise."""
+MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
+"""Directions that are tested in one library, at most, and their estimated variation."""
+SLOW_DEGREE = 3
+"""Degree of the polynomials in time that make up the slow part of a variation."""
+LARGE_NOISE = 0.01
+"""Noise, relative to the spread of a coordinate, from which curvature of functions counts."""
 RELATIVE_NOISE_FLOOR = 1e-5
-"""Smallest standard deviation of the noise, relative to that of a coordinate: rounding, and errors
-of the integrator that made the data."""
+"""Smallest standard deviation of the noise, relative to the spread of a coordinate: rounding, and
+errors of the integrator that made the data."""
 MAX_DEPENDENCE = 0.03
 """Quantities are functions of others if less than this fraction of their squared gradient is new."""
 RANK_TOLERANCE = 1e-9
 """Relative variance below which a combination of functions is an identity."""
+STEP = 0.5
+"""Step of the differences that give second derivatives, in standard deviations of the noise."""
 
 
-# ------------------------------------------------------------------------------------------- noise
+# ---------------------------------------------------------------------------------------- results
 
 
 @dataclass(frozen=True)
-class NoiseEstimate:
-    """Noise of the states.
+class Quantity:
+    """A combination of functions of the state, with the result of its test.
 
     Args:
-        variance: [d], of each coordinate.
-        freedom: degrees of freedom of the estimate.
-        converged: [d], whether differences of higher order agree; otherwise the motion is too fast
-            for the time step, and the variance is an upper bound.
+        library: the functions.
+        coefficients: [m]; the quantity has unit variance over the data.
+        errors: [m], their standard errors.
+        p_value: probability of a larger variation if the quantity is conserved.
+        variation: estimated fraction of its variance within trajectories, without noise.
+        limit: upper confidence limit of this fraction.
+        noise: noise variance in the quantity, relative to its variance.
     """
 
-    variance: Float[Tensor, "d"]
-    freedom: float
-    converged: Tensor
+    library: Library
+    coefficients: Float[Tensor, "m"]
+    errors: Float[Tensor, "m"]
+    p_value: float
+    variation: float
+    limit: float
+    noise: float
+
+    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        """Return the values of the quantity."""
+        return self.library(x) @ self.coefficients
+
+    def gradient(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return its gradients."""
+        return self.library.combined_gradients(x, self.coefficients[:, None])[:, 0]
 
 
-def noise_estimate(data: Trajectories) -> NoiseEstimate:
-    r"""Estimate the noise of each coordinate from differences along trajectories.
+@dataclass
+class Findings:
+    """Result of `find_conserved`.
 
-    The k-th divided difference $\sum_i w_i x_i$, $w_i \propto \prod_{j \ne i} 1/(t_i - t_j)$ with
-    $\sum_i w_i^2 = 1$, of independent noise has the variance $\sigma^2$. The motion adds to it, the
-    less the higher k. The lowest order within the sampling error of the smallest value is used.
+    Args:
+        quantities: functionally independent conserved quantities.
+        functions: further conserved quantities, which are functions of these.
+        undecided: combinations that may be conserved; the data cannot tell.
+        libraries: titles of the libraries that were searched.
+        skipped: libraries that were not searched, with the reason.
+        noise: of the states.
     """
-    states, clock = _without_gaps(data)
-    orders = range(1, min(MAX_ORDER, states.shape[1] - 1) + 1)
-    values, errors, freedom = [], [], []
-    for k in orders:
-        windows, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
-        weights = divided_difference_weights(times)[..., None, :]
-        differences = (weights * windows).sum(-1).flatten(0, 1)
-        differences = differences[differences.isfinite().all(-1)]
-        if len(differences) < 2:
-            break
-        # Variance of an average of overlapping squared differences, for equal time steps.
-        df = max(1.0, len(differences) * comb(2 * k, k) ** 2 / comb(4 * k, 2 * k))
-        values.append(differences.square().mean(0))
-        errors.append(math.sqrt(2 / df))
-        freedom.append(df)
-    if not values:
-        d = states.shape[-1]
-        return NoiseEstimate(
-            states.new_full((d,), torch.inf), 1.0, torch.zeros(d, dtype=torch.bool)
-        )
-    table, error = torch.stack(values), states.new_tensor(errors)[:, None]
-    best = table.amin(0)
-    agrees = table <= best * (1 + 2 * error)
-    chosen = agrees.to(torch.int).argmax(0)  # the lowest order that agrees with the smallest value
-    variance = table.gather(0, chosen[None])[0]
-    converged = chosen < len(values) - 1
-    return NoiseEstimate(variance, min(freedom[int(k)] for k in chosen), converged)
+
+    quantities: list[Quantity] = field(default_factory=list)
+    functions: list[Quantity] = field(default_factory=list)
+    undecided: list[Quantity] = field(default_factory=list)
+    libraries: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    noise: NoiseEstimate | None = None
+
+    @property
+    def all(self) -> list[Quantity]:
+        """All conserved quantities, dependent ones included."""
+        return [*self.quantities, *self.functions]
 
 
-def _without_gaps(data: Trajectories) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t"]]:
-    """Return states and times with the observed ones first and NaN after them."""
-    order = (~data.observed).to(torch.int8).argsort(dim=1, stable=True)
-    observed = data.observed.gather(1, order)
-    states = data.states.gather(1, order[..., None].expand_as(data.states))
-    states = torch.where(observed[..., None], states, torch.nan)
-    return states, torch.where(observed, data.times.gather(1, order), torch.nan)
+def find_conserved(
+    data: Trajectories,
+    names: Sequence[str] | None = None,
+    functions: dict[str, Callable[[Tensor], Tensor]] | None = None,
+    seed: int = 0,
+) -> Findings:
+    """Find conserved quantities of trajectories in libraries of functions.
+
+    Args:
+        data: trajectories; missing states, irregular times and different lengths are allowed.
+        names: of the coordinates; x1, x2, ... by default.
+        functions: further functions of the state [n, d] -> [n], by name.
+        seed: of the folds, and of the choice of states if there are many.
+
+    Raises:
+        ValueError: fewer than `MIN_TRAJECTORIES` trajectories with three states or more.
+    """
+    noise = noise_estimate(data)
+    sample = _sample(data, noise, seed)
+    d = sample.x.shape[1]
+    findings = Findings(noise=noise)
+    candidates = libraries_for(sample.x, names or [f"x{i + 1}" for i in range(d)], functions)
+    level = FAMILY_ERROR / (2 * len(candidates))
+    for library in candidates:
+        if len(findings.quantities) >= d - 1:
+            break  # d - 1 quantities determine the orbits: there is no further one
+        needed = STATES_PER_FUNCTION * len(library)
+        if needed > sample.freedom:
+            findings.skipped.append(
+                f"{library.title}: {len(library)} functions need {needed} states in addition to "
+                f"one per trajectory, but there are {sample.freedom}"
+            )
+            continue
+        findings.libraries.append(library.title)
+        conserved, undecided = _search(library, sample, level)
+        dependent = []
+        for quantity in conserved:
+            new = is_independent(quantity, findings.quantities, sample.x)
+            full = len(findings.quantities) >= d - 1
+            (findings.quantities if new and not full else dependent).append(quantity)
+        if len(dependent) < len(conserved):  # otherwise these are products of known ones
+            findings.functions += dependent
+        findings.undecided += [
+            quantity
+            for quantity in undecided
+            if is_independent(quantity, findings.quantities, sample.x)
+        ]
+    return findings
 
 
-def divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-    """Return the weights of the divided difference over these times, with unit norm."""
-    gaps = times[..., :, None] - times[..., None, :]
-    gaps = gaps / gaps.abs().amax((-2, -1), keepdim=True)
-    gaps = gaps + torch.eye(times.shape[-1], dtype=times.dtype)  # skip the factor j = i
-    return torch.nn.functional.normalize(1 / gaps.prod(-1), dim=-1)
+def is_independent(
+    quantity: Quantity, known: Sequence[Quantity], x: Float[Tensor, "n d"]
+) -> bool:
+    """Return whether the gradient of a quantity is not a combination of those of known ones."""
+    x = x[:: -(-len(x) // 300)]
+    unit = x.std(0).clamp_min(1e-300)
+    gradient = quantity.gradient(x) * unit
+    if not known:
+        return True
+    others = torch.stack([other.gradient(x) * unit for other in known], -1)
+    others = others / others.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    basis, values, _ = torch.linalg.svd(others, full_matrices=False)
+    basis = basis * (values > 0.02 * values[:, :1])[:, None]
+    inside = torch.einsum("ndk,nd->nk", basis, gradient)
+    new = 1 - inside.square().sum() / gradient.square().sum()
+    return float(new) > MAX_DEPENDENCE
 
 
-# ---------------------------------------------------------------------------------------- moments
+# ---------------------------------------------------------------------------------------- the data
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Observed states with their trajectory and fold, and the noise of each coordinate."""
+    """Observed states, sorted by trajectory and time.
+
+    Args:
+        x: states.
+        trajectory: index of the trajectory of each state, 0 .. B - 1.
+        fold: of each trajectory.
+        slow: [n, k], orthonormal polynomials in time along each trajectory, without the constant.
+        deviation: standard deviation of the noise.
+        noise_freedom: degrees of freedom of the noise estimate.
+    """
 
     x: Float[Tensor, "n d"]
     trajectory: Tensor
     fold: Tensor
+    slow: Float[Tensor, "n k"]
     deviation: Float[Tensor, "d"]
-    noise: NoiseEstimate
+    noise_freedom: float
 
     @property
     def freedom(self) -> int:
         """Number of states less the number of trajectories."""
-        return len(self.x) - int(self.trajectory.max()) - 1
+        return len(self.x) - len(self.fold)
 
+    def within(self, values: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """Subtract the mean of each trajectory."""
+        counts = self.trajectory.bincount().to(values)[:, None]
+        return values - (self.sum(values) / counts)[self.trajectory]
 
-@dataclass
-class Moments:
-    """Sums over the states of one fold, for standardised functions."""
-
-    within: Tensor
-    noise_within: Tensor
-    total: Tensor
-    noise_total: Tensor
-    sum: Tensor
-    n: float
-    freedom: float
-
-    def __add__(self, other: "Moments") -> "Moments":
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Moments(*(a + b for a, b in pairs))
+    def sum(self, values: Float[Tensor, "n *m"]) -> Float[Tensor, "b *m"]:
+        """Return the sum over each trajectory."""
+        total = values.new_zeros(len(self.fold), *values.shape[1:])
+        return total.index_add_(0, self.trajectory, values)
 
     @property
-    def covariances(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """W, N within trajectories, V and N over all states."""
-        mean = self.sum / self.n
-        V = self.total / self.n - torch.outer(mean, mean)
-        within = (self.within / self.freedom, self.noise_within / self.freedom)
-        return *within, V, self.noise_total / self.n
+    def share(self) -> Float[Tensor, "n"]:
+        """Share of the noise of a state that remains after the mean is subtracted: 1 - 1/T."""
+        return 1 - 1 / self.trajectory.bincount().to(self.x)[self.trajectory]
+
+
+def _sample(data: Trajectories, noise: NoiseEstimate, seed: int) -> Sample:
+    """Choose at most `MAX_STATES` states, evenly along time, and divide trajectories into folds."""
+    states, _ = without_gaps(data)
+    lengths = states.isfinite().all(-1).sum(1)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(states), generator=generator)
+    order = order[lengths[order] >= SLOW_DEGREE + 2]
+    if len(order) < MIN_TRAJECTORIES:
+        raise ValueError(
+            f"{len(order)} trajectories have {SLOW_DEGREE + 2} states or more; at least "
+            f"{MIN_TRAJECTORIES} are needed for a test."
+        )
+    per_trajectory = max(3 * SLOW_DEGREE, MAX_STATES // len(order))
+    order = order[: MAX_STATES // min(per_trajectory, int(lengths[order].min()))]
+    rows, owner, slow = [], [], []
+    bases: dict[int, Tensor] = {}
+    for b, trajectory in enumerate(order):
+        T = int(lengths[trajectory])
+        count = min(T, per_trajectory)
+        rows.append(states[trajectory, torch.linspace(0, T - 1, count).round().long()])
+        owner.append(torch.full((count,), b))
+        slow.append(bases.setdefault(count, _slow_basis(count)))
+    x = torch.cat(rows)
+    floor = RELATIVE_NOISE_FLOOR * x.std(0)
+    return Sample(
+        x,
+        torch.cat(owner),
+        torch.arange(len(order)) % FOLDS,
+        torch.cat(slow),
+        noise.variance.sqrt().maximum(floor),
+        noise.freedom,
+    )
+
+
+def _slow_basis(count: int) -> Float[Tensor, "t k"]:
+    """Return orthonormal polynomials of degree 1 to `SLOW_DEGREE` on equal steps."""
+    t = torch.linspace(-1, 1, count, dtype=torch.float64)
+    powers = torch.stack([t**k for k in range(SLOW_DEGREE + 1)], 1)
+    return torch.linalg.qr(powers)[0][:, 1:]
+
+
+# ------------------------------------------------------------------------------------------ search
 
 
 class Features:
-    """Values of the functions of a library at the states of a sample, with their noise.
+    """Standardised functions of a library at the states of a sample.
 
-    Functions are standardised; `kept` are those that are not constant.
+    `kept` are the functions that are finite and not constant; `values` [n, k] and `slopes`
+    [n, k, d], gradients times the noise of each coordinate.
     """
 
     def __init__(self, library: Library, sample: Sample) -> None:
         self.library, self.sample = library, sample
         values = library(sample.x)
-        finite = values.isfinite().all(0)
         spread = values.std(0)
-        kept = finite & (spread > 1e-13 * values.abs().amax(0).clamp_min(1e-300))
-        self.kept = kept.nonzero()[:, 0]
+        largest = values.abs().amax(0)
+        self.kept = (values.isfinite().all(0) & (spread > 1e-13 * largest)).nonzero()[:, 0]
         self.scale = spread[self.kept]
-        slopes = self._slopes(sample.x)
-        second = []
-        h = 0.5
-        for i, sigma in enumerate(sample.deviation):
-            step = torch.zeros_like(sample.x)
-            step[:, i] = h * sigma
-            change = self._slopes(sample.x + step) - self._slopes(sample.x - step)
-            second.append(change / (2 * h))
-        curvature = torch.stack(second, -1)  # sigma_i sigma_j d_i d_j phi, [n, m, d, d]
         values = values[:, self.kept] / self.scale
-        self.values = values - 0.5 * curvature.diagonal(dim1=-2, dim2=-1).sum(-1)
-        self.values = self.values - self.values.mean(0)
-        self.slopes, self.curvature = slopes, curvature
+        self.values = values - values.mean(0)
+        self.slopes = self.scaled_slopes(sample.x)
 
-    def _slopes(self, x: Tensor) -> Tensor:
-        """Return gradients times the noise of each coordinate."""
+    def scaled_slopes(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k d"]:
+        """Return gradients of the functions times the noise of each coordinate."""
         slopes = self.library.gradients(x)[:, self.kept]
         return slopes * self.sample.deviation / self.scale[:, None]
 
-    def moments(self, fold: int) -> Moments:
-        """Return the sums over one fold."""
-        sample = self.sample
-        use = (sample.fold == fold).nonzero()[:, 0]
-        phi, trajectory = self.values[use], sample.trajectory[use]
-        _, index, counts = trajectory.unique(return_inverse=True, return_counts=True)
-        means = phi.new_zeros(len(counts), phi.shape[1]).index_add_(0, index, phi)
-        centred = phi - (means / counts[:, None])[index]
-        share = 1 - 1 / counts[index].to(phi)
-        noise, noise_within = (self._noise(use, weight) for weight in (torch.ones_like(share), share))
-        return Moments(
-            centred.mT @ centred,
-            noise_within,
-            phi.mT @ phi,
-            noise,
-            phi.sum(0),
-            float(len(use)),
-            float(len(use) - len(counts)),
-        )
+    def second_order(
+        self, use: Tensor, c: Float[Tensor, "k j"]
+    ) -> Float[Tensor, "n j"]:
+        r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations.
 
-    def _noise(self, use: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted sum over states of the noise covariance of the functions."""
-        root = weight.sqrt()[:, None, None]
-        first = (self.slopes[use] * root).transpose(1, 2).flatten(0, 1)
-        second = (self.curvature[use].flatten(2) * root).transpose(1, 2).flatten(0, 1)
-        return first.mT @ first - 0.5 * second.mT @ second
-
-    def state_noise(self, c: Float[Tensor, "m"], use: Tensor) -> Float[Tensor, "n"]:
-        """Return the noise variance of one combination at each state."""
-        first = torch.einsum("nmd,m->nd", self.slopes[use], c).square().sum(-1)
-        second = torch.einsum("nmde,m->nde", self.curvature[use], c).square().sum((-2, -1))
-        return (first - 0.5 * second).clamp_min(0.1 * first)
+        `use` are the states. Curvature of removed products of known quantities is neglected.
+        """
+        x, sigma = self.sample.x[use], self.sample.deviation
+        coefficients = c.new_zeros(len(self.library), c.shape[1])
+        coefficients[self.kept] = c / self.scale[:, None]
+        total = c.new_zeros(len(x), c.shape[1])
+        for i in range(len(sigma)):
+            shift = torch.zeros_like(x)
+            shift[:, i] = STEP * sigma[i]
+            ahead, behind = (
+                self.library.combined_gradients(x + side * shift, coefficients) * sigma
+                for side in (1, -1)
+            )
+            total += ((ahead - behind) / (2 * STEP)).square().sum(-1)
+        return total
 
 
-def directions(moments: Moments) -> tuple[Tensor, Tensor]:
-    r"""Return the generalised eigenvalues $\lambda$, ascending, and eigenvectors as rows.
+@dataclass
+class Moments:
+    """Covariances of the functions over the trajectories of some folds.
 
-    Directions without signal are removed. Rows have unit variance without noise.
+    Args:
+        within: W; with `noise_within`.
+        slow: covariance of the slow components; with `noise_slow`.
+        total: V; with `noise_total`.
+        freedom: degrees of freedom of W.
     """
-    W, N, V, NV = moments.covariances
+
+    within: Tensor
+    noise_within: Tensor
+    slow: Tensor
+    noise_slow: Tensor
+    total: Tensor
+    noise_total: Tensor
+    freedom: float
+
+
+def _moments(features: Features, use: Tensor) -> Moments:
+    """Return the moments of the trajectories in `use` (a mask)."""
+    sample = features.sample
+    states = use[sample.trajectory]
+    phi, slopes = features.values[states], features.slopes[states]
+    n, freedom = len(phi), float(len(phi) - int(use.sum()))
+    centred = sample.within(features.values)[states]
+    slow = torch.einsum("nk,nm->nkm", sample.slow, features.values)
+    slow = sample.sum(slow)[use].flatten(0, 1)
+    noise, noise_within, noise_slow = (
+        _gram(slopes, weight[states])
+        for weight in (
+            torch.ones_like(sample.share),
+            sample.share,
+            sample.slow.square().sum(1),
+        )
+    )
+    mean = phi.mean(0)
+    return Moments(
+        centred.mT @ centred / freedom,
+        noise_within / freedom,
+        slow.mT @ slow / len(slow),
+        noise_slow / len(slow),
+        phi.mT @ phi / n - torch.outer(mean, mean),
+        noise / n,
+        freedom,
+    )
+
+
+def _gram(slopes: Float[Tensor, "n k d"], weight: Float[Tensor, "n"]) -> Float[Tensor, "k k"]:
+    """Return the weighted sum over states of the noise covariance of the functions."""
+    rows = (slopes * weight.sqrt()[:, None, None]).transpose(1, 2).flatten(0, 1)
+    return rows.mT @ rows
+
+
+@dataclass
+class Directions:
+    """Generalised eigenvectors, and the rise of both statistics by their estimation.
+
+    Args:
+        variation: eigenvalues, ascending.
+        vectors: [k, j] columns of unit variance without noise.
+        noise: noise variance of each.
+        rise: of the whole variation, relative to the noise.
+        slow_rise: of the slow part.
+    """
+
+    variation: Float[Tensor, "j"]
+    vectors: Float[Tensor, "k j"]
+    noise: Float[Tensor, "j"]
+    rise: float
+    slow_rise: float
+
+
+def directions(moments: Moments) -> Directions:
+    """Solve the generalised eigenproblem among combinations with more signal than noise."""
+    V, NV = moments.total, moments.noise_total
     values, vectors = torch.linalg.eigh(V)
     basis = vectors[:, values > RANK_TOLERANCE * values[-1]]
     basis = basis / (basis * (V @ basis)).sum(0).sqrt()
-    # Keep directions whose variance exceeds the noise in it.
     values, vectors = torch.linalg.eigh(basis.mT @ (V - NV) @ basis)
     basis = basis @ vectors
     kept = values * (1 + MIN_SIGNAL) > MIN_SIGNAL
     basis = basis[:, kept] / values[kept].sqrt()
-    variation, combination = torch.linalg.eigh(basis.mT @ (W - N) @ basis)
-    return variation, (basis @ combination).mT
+    true = moments.within - moments.noise_within
+    variation, combination = torch.linalg.eigh(basis.mT @ true @ basis)
+    basis = basis @ combination
+    noise = (basis * (moments.noise_within @ basis)).sum(0)
+    slow = (basis * ((moments.slow - moments.noise_slow) @ basis)).sum(0)
+    return Directions(variation, basis, noise, *_inflation(variation, noise, slow, moments.freedom))
+
+
+def _inflation(
+    variation: Tensor, noise: Tensor, slow: Tensor, freedom: float
+) -> tuple[float, float]:
+    r"""Return by how much estimated coefficients raise the statistics of a conserved direction.
+
+    As in linear regression, the coefficient of a direction i that is not conserved has the error
+    variance $\nu / (M \lambda_i) \cdot (1 + \nu_i / \lambda_i)$, where $\nu$ is the noise of the
+    quantity, M the degrees of freedom, and the last factor is due to noise in the functions.
+    """
+    varies = variation > 4 * noise * math.sqrt(2 / freedom)
+    variation, noise, slow = variation[varies], noise[varies], slow[varies]
+    error = (1 + noise / variation) / (variation * freedom)
+    return float((error * variation).sum()), float((error * slow.clamp_min(0)).sum())
+
+
+def _search(
+    library: Library, sample: Sample, level: float
+) -> tuple[list[Quantity], list[Quantity]]:
+    """Return conserved and undecided quantities of one library, tested by cross-fitting."""
+    features = Features(library, sample)
+    if not len(features.kept):
+        return [], []
+    everything = torch.ones_like(sample.fold, dtype=torch.bool)
+    full = directions(_moments(features, everything))
+    fits = [directions(_moments(features, sample.fold != f)) for f in range(FOLDS)]
+    plausible = min(int((fit.variation < MAX_TESTED_VARIATION).sum()) for fit in (full, *fits))
+    count = min(MAX_TESTED, plausible)
+    if not count:
+        return [], []
+    tests = _test(features, fits, count)
+    z = normal_quantile(1 - level)
+    conserved: list[Quantity] = []
+    undecided: list[Quantity] = []
+    for j in range(count):
+        p, variation, error, noise = (float(part[j]) for part in tests)
+        limit = max(variation, 0.0) + z * error
+        if p < level:
+            break
+        coefficients = library_coefficients(features, full.vectors[:, j])
+        errors = torch.zeros_like(coefficients)
+        quantity = Quantity(library, coefficients, errors, p, variation, limit, noise)
+        if limit <= MAX_VARIATION and not undecided:
+            conserved.append(quantity)
+        else:
+            undecided.append(quantity)
+    return conserved, undecided
+
+
+def library_coefficients(features: Features, c: Float[Tensor, "k"]) -> Float[Tensor, "m"]:
+    """Return coefficients of all functions of the library, in the user's units."""
+    coefficients = c.new_zeros(len(features.library))
+    coefficients[features.kept] = c / features.scale
+    return coefficients
+
+
+def _test(
+    features: Features, fits: Sequence[Directions], count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return p-value, variation, its standard error and noise of the first directions.
+
+    Each is tested on trajectories that it was not estimated from.
+    """
+    sample = features.sample
+    vectors = torch.stack([fit.vectors[:, :count] for fit in fits])[sample.fold[sample.trajectory]]
+    values = torch.einsum("nk,nkj->nj", features.values, vectors)
+    noise = torch.einsum("nkd,nkj->njd", features.slopes, vectors).square().sum(-1)
+    if float((sample.deviation / sample.x.std(0)).max()) > LARGE_NOISE:
+        noise = _subtract_curvature(features, fits, count, noise)
+    rise, slow_rise = (
+        torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
+        for name in ("rise", "slow_rise")
+    )
+    fold = sample.fold[sample.trajectory]
+    whole = _ratio(
+        sample.within(values).square(),
+        noise * sample.share[:, None] * (1 + rise[fold])[:, None],
+        sample.freedom / len(values),
+        sample.noise_freedom,
+    )
+    components = sample.sum(torch.einsum("nk,nj->nkj", sample.slow, values)).square().flatten(0, 1)
+    slow_noise = sample.sum(torch.einsum("nk,nj->nkj", sample.slow.square(), noise))
+    slow_noise = slow_noise * (1 + slow_rise[sample.fold])[:, None, None]
+    slow = _ratio(components, slow_noise.flatten(0, 1), 1.0, sample.noise_freedom)
+    p = 2 * torch.minimum(whole.p, slow.p)
+    total = values.var(0) - noise.mean(0)
+    per_state = whole.expected / sample.freedom / total
+    excess = (whole.ratio - 1) * per_state
+    return p.clamp_max(1.0), excess, whole.error * per_state, noise.mean(0) / total
+
+
+def _subtract_curvature(
+    features: Features, fits: Sequence[Directions], count: int, noise: Tensor
+) -> Tensor:
+    """Correct the noise of combinations for its second order, see `Features.second_order`.
+
+    Squared gradients at noisy states overestimate those at the true states.
+    """
+    fold = features.sample.fold[features.sample.trajectory]
+    second = torch.zeros_like(noise)
+    for f, fit in enumerate(fits):
+        use = (fold == f).nonzero()[:, 0]
+        second[use] = features.second_order(use, fit.vectors[:, :count])
+    return (noise - 0.5 * second).maximum(0.2 * noise)
+
+
+@dataclass
+class _Ratio:
+    """Sum of squares relative to its expectation, its standard error, and the p-value."""
+
+    ratio: Tensor
+    error: Tensor
+    p: Tensor
+    expected: Tensor
+
+
+def _ratio(
+    squares: Float[Tensor, "n j"],
+    expected: Float[Tensor, "n j"],
+    share: float,
+    noise_freedom: float,
+) -> _Ratio:
+    """Compare squares with their expected values, if these vary over the data.
+
+    The degrees of freedom are those of a sum of chi-squared variables with these expectations
+    (Satterthwaite), `share` of them for lost means, reduced by the uncertainty of the noise.
+    """
+    total = expected.sum(0)
+    freedom = share * total.square() / expected.square().sum(0)
+    freedom = 1 / (1 / freedom + 1 / noise_freedom)
+    ratio = squares.sum(0) / total
+    p = torch.special.gammaincc(freedom / 2, freedom / 2 * ratio)
+    return _Ratio(ratio, (2 / freedom).sqrt(), p, total)
+
+
+def normal_quantile(p: float) -> float:
+    """Return the quantile of the standard normal distribution."""
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))

@@ -77,12 +77,26 @@ class Library:
         values, slopes = self._variables(x)
         total = x.new_zeros(len(x), len(self), x.shape[1])
         for k in range(self.degree):
-            partial = x.new_ones(len(x), len(self))
-            for j in range(self.degree):
-                if j != k:
-                    partial = partial * values[:, self.index[j]]
-            total += partial[..., None] * slopes[:, self.index[k]]
+            total += self._cofactors(values, k)[..., None] * slopes[:, self.index[k]]
         return total
+
+    def combined_gradients(
+        self, x: Float[Tensor, "n d"], coefficients: Float[Tensor, "m j"]
+    ) -> Float[Tensor, "n j d"]:
+        """Return the gradients of j combinations, faster than from `gradients`."""
+        values, slopes = self._variables(x)
+        m, j = coefficients.shape
+        by_variable = x.new_zeros(len(x), slopes.shape[1] * j)
+        for k in range(self.degree):
+            weights = x.new_zeros(m, slopes.shape[1], j)
+            weights[torch.arange(m), self.index[k]] = coefficients
+            by_variable += self._cofactors(values, k) @ weights.flatten(1)
+        return torch.einsum("nvj,nvd->njd", by_variable.unflatten(1, (-1, j)), slopes)
+
+    def _cofactors(self, values: Tensor, k: int) -> Float[Tensor, "n m"]:
+        """Return the products of all factors but the k-th."""
+        others = [values[:, self.index[j]] for j in range(self.degree) if j != k]
+        return torch.stack(others).prod(0) if others else values.new_ones(len(values), len(self))
 
     def _variables(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return values [n, v + 1] and gradients [n, v + 1, d]; the last variable is 1."""
