@@ -10,6 +10,7 @@ from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.invariants import Findings, find_conserved
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.observables import (
     Combination,
@@ -36,6 +37,7 @@ __all__ = [
     "Combination",
     "DiscoverConfig",
     "Discovered",
+    "Findings",
     "FlowTimes",
     "FreeSpan",
     "HamiltonianNetwork",
@@ -52,6 +54,7 @@ __all__ = [
     "Trajectories",
     "describe",
     "discover",
+    "find_conserved",
     "full_group",
     "inverse_distance",
     "nbody",

@@ -17,6 +17,7 @@ from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
+from symrazor.dynamics.mechanics import degrees_of_freedom
 from symrazor.dynamics.result import Discovered, Units, describe_quantities
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.trained import Record, Trained, mean_squared_error
@@ -86,6 +87,7 @@ def discover(
             stacklevel=2,
         )
     data = as_trajectories(trajectories, times, config.positions)
+    degrees_of_freedom(data.phase)
     stride = choose_stride(data)
     units = choose_units(interleave(data, stride))
     training, held_out = (

@@ -34,7 +34,7 @@ gradients of others is a function of them: $P^2$ is not new once $P$ is known.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -42,6 +42,7 @@ from torch import Tensor
 
 from symrazor.dynamics.libraries import Library, libraries_for
 from symrazor.dynamics.noise import NoiseEstimate, noise_estimate, without_gaps
+from symrazor.dynamics.proposals import echelon
 from symrazor.dynamics.trajectories import Trajectories
 
 FAMILY_ERROR = 0.01
@@ -54,7 +55,7 @@ FOLDS = 4
 MIN_TRAJECTORIES = 8
 STATES_PER_FUNCTION = 4
 """Degrees of freedom per function that a library needs, at least."""
-MAX_STATES = 2400
+MAX_STATES = 4000
 """States that are used, at most."""
 MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
 """Directions that are tested in one library, at most, and their estimated variation."""
@@ -66,7 +67,14 @@ RELATIVE_NOISE_FLOOR = 1e-5
 """Smallest standard deviation of the noise, relative to the spread of a coordinate: rounding, and
 errors of the integrator that made the data."""
 MAX_DEPENDENCE = 0.03
-"""Quantities are functions of others if less than this fraction of their squared gradient is new."""
+"""Functions of other quantities have less than this fraction of new squared gradient."""
+MIN_TERM, MAX_TERMS = 0.02, 8
+"""Terms of a formula: their smallest contribution relative to the largest one, and their number."""
+SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
+"""Coefficients are simplified within this many standard errors, and smallest p-value of a simple
+formula that is shown."""
+MAX_UNEXPLAINED = 0.05
+"""So are quantities of which a quadratic function of others leaves less than this fraction."""
 RANK_TOLERANCE = 1e-9
 """Relative variance below which a combination of functions is an identity."""
 STEP = 0.5
@@ -82,12 +90,14 @@ class Quantity:
 
     Args:
         library: the functions.
-        coefficients: [m]; the quantity has unit variance over the data.
-        errors: [m], their standard errors.
+        coefficients: [m]; the largest contribution has coefficient 1.
+        errors: [m], their standard errors (jackknife over the folds).
         p_value: probability of a larger variation if the quantity is conserved.
         variation: estimated fraction of its variance within trajectories, without noise.
         limit: upper confidence limit of this fraction.
         noise: noise variance in the quantity, relative to its variance.
+        spread: [m], standard deviation of each function over the data.
+        simple: a formula with simple coefficients that the data cannot tell from the estimate.
     """
 
     library: Library
@@ -97,6 +107,13 @@ class Quantity:
     variation: float
     limit: float
     noise: float
+    spread: Float[Tensor, "m"]
+    simple: "Simple | None" = None
+
+    @property
+    def formula(self) -> str:
+        """The largest terms, such as "q^2 + 0.667 p^2"."""
+        return format_terms(self.coefficients, self.library.names, self.spread)
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         """Return the values of the quantity."""
@@ -107,13 +124,39 @@ class Quantity:
         return self.library.combined_gradients(x, self.coefficients[:, None])[:, 0]
 
 
+@dataclass(frozen=True)
+class Simple:
+    """A quantity with simple coefficients, and the p-value of its test."""
+
+    coefficients: Float[Tensor, "m"]
+    formula: str
+    p_value: float
+
+
+def format_terms(
+    coefficients: Float[Tensor, "m"], names: Sequence[str], spread: Float[Tensor, "m"]
+) -> str:
+    """Return the terms by their contribution to the variance, the largest first."""
+    size = (coefficients * spread).abs()
+    order = [int(k) for k in size.argsort(descending=True) if size[k] > MIN_TERM * size.max()]
+    parts = []
+    for k in order[:MAX_TERMS]:
+        c = float(coefficients[k])
+        number = "" if abs(abs(c) - 1) < 5e-4 else f"{abs(c):.3g} "
+        parts.append(f"{'-' if c < 0 else '+'} {number}{names[k]}")
+    if len(order) > MAX_TERMS:
+        parts.append(f"+ ... ({len(order) - MAX_TERMS} more terms)")
+    return " ".join(parts).removeprefix("+ ")
+
+
 @dataclass
 class Findings:
     """Result of `find_conserved`.
 
     Args:
         quantities: functionally independent conserved quantities.
-        functions: further conserved quantities, which are functions of these.
+        functions: further conserved quantities, which are functions of these; quadratic functions
+            of them, such as squares and products, are left out.
         undecided: combinations that may be conserved; the data cannot tell.
         libraries: titles of the libraries that were searched.
         skipped: libraries that were not searched, with the reason.
@@ -168,13 +211,17 @@ def find_conserved(
             continue
         findings.libraries.append(library.title)
         conserved, undecided = _search(library, sample, level)
-        dependent = []
+        dependent: list[Quantity] = []
         for quantity in conserved:
             new = is_independent(quantity, findings.quantities, sample.x)
             full = len(findings.quantities) >= d - 1
             (findings.quantities if new and not full else dependent).append(quantity)
-        if len(dependent) < len(conserved):  # otherwise these are products of known ones
-            findings.functions += dependent
+        if len(dependent) < len(conserved):
+            findings.functions += [
+                quantity
+                for quantity in dependent
+                if _unexplained(quantity, findings.quantities, sample.x) > MAX_UNEXPLAINED
+            ]
         findings.undecided += [
             quantity
             for quantity in undecided
@@ -183,22 +230,36 @@ def find_conserved(
     return findings
 
 
-def is_independent(
-    quantity: Quantity, known: Sequence[Quantity], x: Float[Tensor, "n d"]
-) -> bool:
-    """Return whether the gradient of a quantity is not a combination of those of known ones."""
-    x = x[:: -(-len(x) // 300)]
-    unit = x.std(0).clamp_min(1e-300)
-    gradient = quantity.gradient(x) * unit
+def is_independent(quantity: Quantity, known: Sequence[Quantity], x: Float[Tensor, "n d"]) -> bool:
+    """Return whether a quantity is not a function of known ones, nor nearly so.
+
+    Its gradient must not be a combination of theirs at the states x, and a quadratic function of
+    the known quantities must not explain its values.
+    """
     if not known:
         return True
-    others = torch.stack([other.gradient(x) * unit for other in known], -1)
+    few = x[:: -(-len(x) // 300)]
+    unit = x.std(0).clamp_min(1e-300)
+    gradient = quantity.gradient(few) * unit
+    others = torch.stack([other.gradient(few) * unit for other in known], -1)
     others = others / others.norm(dim=1, keepdim=True).clamp_min(1e-300)
     basis, values, _ = torch.linalg.svd(others, full_matrices=False)
     basis = basis * (values > 0.02 * values[:, :1])[:, None]
     inside = torch.einsum("ndk,nd->nk", basis, gradient)
     new = 1 - inside.square().sum() / gradient.square().sum()
-    return float(new) > MAX_DEPENDENCE
+    return float(new) > MAX_DEPENDENCE and _unexplained(quantity, known, x) > MAX_UNEXPLAINED
+
+
+def _unexplained(quantity: Quantity, known: Sequence[Quantity], x: Tensor) -> float:
+    """Return the fraction of the variance that a quadratic function of known ones leaves."""
+    base = torch.stack([other(x) for other in known], 1)
+    base = (base - base.mean(0)) / base.std(0)
+    squares = (base[:, :, None] * base[:, None]).flatten(1)
+    terms = torch.cat([torch.ones_like(base[:, :1]), base, squares], 1)
+    values = quantity(x)
+    # The redundant products require a solver for rank-deficient problems.
+    fitted = terms @ torch.linalg.lstsq(terms, values[:, None], driver="gelsd").solution
+    return float((values - fitted[:, 0]).var() / values.var())
 
 
 # ---------------------------------------------------------------------------------------- the data
@@ -283,7 +344,8 @@ def _slow_basis(count: int) -> Float[Tensor, "t k"]:
     """Return orthonormal polynomials of degree 1 to `SLOW_DEGREE` on equal steps."""
     t = torch.linspace(-1, 1, count, dtype=torch.float64)
     powers = torch.stack([t**k for k in range(SLOW_DEGREE + 1)], 1)
-    return torch.linalg.qr(powers)[0][:, 1:]
+    result: Tensor = torch.linalg.qr(powers)[0][:, 1:]
+    return result
 
 
 # ------------------------------------------------------------------------------------------ search
@@ -310,11 +372,10 @@ class Features:
     def scaled_slopes(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k d"]:
         """Return gradients of the functions times the noise of each coordinate."""
         slopes = self.library.gradients(x)[:, self.kept]
-        return slopes * self.sample.deviation / self.scale[:, None]
+        scaled: Tensor = slopes * self.sample.deviation / self.scale[:, None]
+        return scaled
 
-    def second_order(
-        self, use: Tensor, c: Float[Tensor, "k j"]
-    ) -> Float[Tensor, "n j"]:
+    def second_order(self, use: Tensor, c: Float[Tensor, "k j"]) -> Float[Tensor, "n j"]:
         r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations.
 
         `use` are the states. Curvature of removed products of known quantities is neglected.
@@ -407,6 +468,11 @@ class Directions:
     rise: float
     slow_rise: float
 
+    def project(self, vectors: Float[Tensor, "k j"], count: int) -> "Directions":
+        """Return combinations of the first `count` directions that are nearest to `vectors`."""
+        own = self.vectors[:, :count]
+        return replace(self, vectors=own @ torch.linalg.lstsq(own, vectors).solution)
+
 
 def directions(moments: Moments) -> Directions:
     """Solve the generalised eigenproblem among combinations with more signal than noise."""
@@ -457,28 +523,76 @@ def _search(
         return [], []
     tests = _test(features, fits, count)
     z = normal_quantile(1 - level)
-    conserved: list[Quantity] = []
-    undecided: list[Quantity] = []
-    for j in range(count):
-        p, variation, error, noise = (float(part[j]) for part in tests)
+    p, variation, error, _ = tests
+    limit = variation.clamp_min(0) + z * error
+    accepted = _leading((p >= level) & (limit <= MAX_VARIATION))
+    plausible = _leading(p >= level)
+    basis = readable_basis(full.vectors[:, :accepted])
+    # Combinations of conserved quantities are tested again, as they are reported.
+    combined = [fit.project(basis, accepted) for fit in fits]
+    conserved = _quantities(features, basis, combined, z)
+    if not all(q.p_value >= level and q.limit <= MAX_VARIATION for q in conserved):
+        basis = full.vectors[:, :accepted]
+        combined = [fit.project(basis, accepted) for fit in fits]
+        conserved = _quantities(features, basis, combined, z)
+    rest = full.vectors[:, accepted:plausible]
+    others = [replace(fit, vectors=fit.vectors[:, accepted:plausible]) for fit in fits]
+    return conserved, _quantities(features, rest, others, z)
+
+
+def _leading(true: Tensor) -> int:
+    """Return the number of leading entries that are true."""
+    return int(true.to(torch.int).cumprod(0).sum())
+
+
+def readable_basis(vectors: Float[Tensor, "k j"]) -> Float[Tensor, "k j"]:
+    """Return a basis of the span in which each combination has few functions."""
+    return echelon(vectors.mT).mT if vectors.shape[1] else vectors
+
+
+def _quantities(
+    features: Features, vectors: Float[Tensor, "k j"], fits: Sequence[Directions], z: float
+) -> list[Quantity]:
+    """Return the combinations of all data with the tests of the combinations of each fold."""
+    if not vectors.shape[1]:
+        return []
+    tests = _test(features, fits, vectors.shape[1])
+    library, kept, scale = features.library, features.kept, features.scale
+    spread = vectors.new_zeros(len(library))
+    spread[kept] = scale
+    quantities = []
+    for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
+        pivot = int(vectors[:, j].abs().argmax())
+        raw = vectors[:, j] / scale
+        folds = torch.stack([fit.vectors[:, j] for fit in fits]) / scale
+        folds = folds / folds[:, pivot, None] - (raw / raw[pivot])
+        coefficients, errors = (torch.zeros_like(spread) for _ in range(2))
+        coefficients[kept] = raw / raw[pivot]
+        errors[kept] = ((FOLDS - 1) / FOLDS * folds.square().sum(0)).sqrt()
         limit = max(variation, 0.0) + z * error
-        if p < level:
-            break
-        coefficients = library_coefficients(features, full.vectors[:, j])
-        errors = torch.zeros_like(coefficients)
-        quantity = Quantity(library, coefficients, errors, p, variation, limit, noise)
-        if limit <= MAX_VARIATION and not undecided:
-            conserved.append(quantity)
-        else:
-            undecided.append(quantity)
-    return conserved, undecided
+        quantity = Quantity(library, coefficients, errors, p, variation, limit, noise, spread, None)
+        quantities.append(replace(quantity, simple=_simplify(features, quantity)))
+    return quantities
 
 
-def library_coefficients(features: Features, c: Float[Tensor, "k"]) -> Float[Tensor, "m"]:
-    """Return coefficients of all functions of the library, in the user's units."""
-    coefficients = c.new_zeros(len(features.library))
-    coefficients[features.kept] = c / features.scale
-    return coefficients
+def _simplify(features: Features, quantity: Quantity) -> Simple | None:
+    """Return a quantity with simple coefficients if the data cannot tell it from the estimate.
+
+    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it.
+    """
+    c = quantity.coefficients
+    nearest = (2 * c).round() / 2
+    near = (c - nearest).abs() <= SIMPLE_ERRORS * quantity.errors
+    simple = torch.where(near, nearest, c)
+    if bool((simple == c).all()):
+        return None
+    scaled = (simple[features.kept] * features.scale)[:, None]
+    fixed = Directions(scaled[0], scaled, scaled[0], 0.0, 0.0)
+    p, *_ = _test(features, [fixed] * FOLDS, 1)
+    if not float(p[0]) >= MIN_SIMPLE_P:
+        return None
+    formula = format_terms(simple, quantity.library.names, quantity.spread)
+    return Simple(simple, formula, float(p[0]))
 
 
 def _test(

@@ -147,7 +147,7 @@ def radial(
 
     def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
         entries = [x[:, i] if j is None else x[:, i] - x[:, j] for i, j in pairs]
-        value, slope = function(sum(entry.square() for entry in entries))
+        value, slope = function(torch.stack(entries).square().sum(0))
         gradient = torch.zeros_like(x)
         for (i, j), entry in zip(pairs, entries, strict=True):
             gradient[:, i] += 2 * slope * entry
@@ -321,30 +321,25 @@ def _distances(
 ) -> dict[str, list[Variable]]:
     """Return functions of the length of the position, and of distances between bodies."""
     vectors: list[tuple[str, list[tuple[int, int | None]]]] = []
-    n = len(positions)
-    if n in (2, 3) and x.shape[1] == 2 * n:
+    n, d = len(positions), x.shape[1]
+    if n in (2, 3) and d == 2 * n:
         vectors.append(("r", [(i, None) for i in positions]))
-    for dimension in (1, 2, 3):
-        if n % dimension or n // dimension < 2:
-            continue
+    for dimension in (1, 2, 3):  # bodies one after the other: x1 y1 x2 y2
         bodies = n // dimension
-        # Coordinates may be grouped by body (x1 y1 x2 y2) or by axis (x1 x2 y1 y2).
-        layouts = [[[b * dimension + k for k in range(dimension)] for b in range(bodies)]]
-        if dimension > 1 and x.shape[1] == 2 * n:
-            pass
-        for layout in layouts:
-            for a, b in combinations(range(bodies), 2):
-                label = f"r{a + 1}{b + 1}" if dimension > 1 else f"|{names[a]} - {names[b]}|"
-                vectors.append((label, list(zip(layout[a], layout[b], strict=True))))
-    if x.shape[1] % 2 == 0 and x.shape[1] > 2:  # points in the plane: x1 ... xn, y1 ... yn
-        half = x.shape[1] // 2
-        for a, b in combinations(range(half), 2):
-            vectors.append((f"d{a + 1}{b + 1}", [(a, b), (half + a, half + b)]))
+        if n % dimension or d == 2:
+            continue
+        for a, b in combinations(range(bodies), 2):
+            label = f"r{a + 1}{b + 1}" if dimension > 1 else f"|{names[a]} - {names[b]}|"
+            first, second = a * dimension, b * dimension
+            vectors.append((label, [(first + k, second + k) for k in range(dimension)]))
+    if d % 2 == 0:  # points in the plane: x1 ... xn, y1 ... yn
+        for a, b in combinations(range(d // 2), 2):
+            vectors.append((f"d{a + 1}{b + 1}", [(a, b), (d // 2 + a, d // 2 + b)]))
     families: dict[str, list[Variable]] = {}
     for label, pairs in vectors:
         entries = [x[:, i] if j is None else x[:, i] - x[:, j] for i, j in pairs]
         distance = torch.stack(entries).norm(dim=0)
-        if float(distance.min()) < MIN_RELATIVE_DISTANCE * float(distance.mean()):
+        if float(distance.min()) <= MIN_RELATIVE_DISTANCE * float(distance.mean()):
             continue
         kind = "of points" if label.startswith("d") else ""
         for title, name, function in (

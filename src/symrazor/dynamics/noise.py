@@ -65,11 +65,11 @@ def noise_estimate(data: Trajectories) -> NoiseEstimate:
     if not values:
         unknown = states.new_full((d,), torch.inf)
         return NoiseEstimate(unknown, 1.0, torch.zeros(d, dtype=torch.bool))
-    table, error = torch.stack(values), torch.stack(errors)
-    agrees = table <= table.amin(0) * (1 + AGREEMENT_ERRORS * error)
+    table, table_errors = torch.stack(values), torch.stack(errors)
+    agrees = table <= table.amin(0) * (1 + AGREEMENT_ERRORS * table_errors)
     chosen = agrees.to(torch.int).argmax(0)
     variance = table.gather(0, chosen[None])[0]
-    freedom = float(2 / error.gather(0, chosen[None]).square().max())
+    freedom = float(2 / table_errors.gather(0, chosen[None]).square().max())
     return NoiseEstimate(variance, freedom, chosen < len(values) - 1)
 
 
