@@ -144,8 +144,6 @@ def test_invalid_trajectories_raise_with_trajectory_and_row() -> None:
     t = torch.arange(4.0)
     with pytest.raises(ValueError, match="got 2 then 1 in trajectory 1, rows 2 and 3"):
         Trajectories.of(x, torch.stack([t, torch.tensor([0.0, 1.0, 2.0, 1.0])]))
-    with pytest.raises(ValueError, match="even number of entries, got 3"):
-        Trajectories.of(torch.randn(2, 4, 3), t)
     with pytest.raises(ValueError, match=r"times must have shape \[4\] or \[2, 4\], got \[5\]"):
         Trajectories.of(x, torch.arange(5.0))
     with pytest.raises(ValueError, match="states must have shape"):

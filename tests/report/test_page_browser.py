@@ -353,7 +353,7 @@ def test_colours_follow_the_reader(browser: Driver, file: Path) -> None:
     button.click()
     assert ask(browser, paper) == dark and button.text == "Light"
     browser.refresh()
-    assert ask(browser, paper) == dark  # remembered
+    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda b: ask(b, paper) == dark)  # remembered
     browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
     assert ask(browser, paper) == light
 

@@ -88,7 +88,7 @@ def read_archive(
             if isinstance(error, OSError) and error.errno:
                 raise
             raise ValueError(
-                f"Cannot read {path} as an .npz file with plain numbers under the keys x and y: "
+                f"Cannot read {path} as an .npz file with plain numbers: "
                 f"{error}. Save it with numpy.savez(path, x=x, y=y), or with states=states, "
                 "times=times for trajectories."
             ) from error
