@@ -2,13 +2,18 @@
 
 import itertools
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from command import Call, Process
 from hypothesis import HealthCheck, settings
 from work import Work
+
+from symrazor.cli import app
 
 # How long an example takes says what else the machine is doing; a test that hangs is stopped by
 # pytest's timeout.
@@ -49,3 +54,20 @@ def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]
             monkeypatch.setattr(time, clock, now)
         yield now
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Return a function that runs the command in this process, which has already imported torch."""
+
+    def called(*arguments: str) -> Process:
+        monkeypatch.setattr(sys, "argv", ["symrazor", *arguments])
+        code = 0
+        try:
+            app.main()
+        except SystemExit as stopped:
+            code = stopped.code if isinstance(stopped.code, int) else 0
+        text = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, text.out, text.err)
+
+    return called

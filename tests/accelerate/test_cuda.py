@@ -12,7 +12,7 @@ import distributed_job as job
 import pytest
 import torch
 import torch.distributed as dist
-from cuda_case import numbers, small_net
+from cuda_case import ReadsOnHost, numbers, small_net
 from torch import Tensor, nn
 
 import symrazor as sr
@@ -158,18 +158,11 @@ def test_run_goes_on_here_and_elsewhere(
     )
 
 
-class _Looks(nn.Module):
-    """A layer that looks at a value on the host: no graph can hold it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if float(x.detach().abs().sum()) >= 0 else -x
-
-
 def test_steps_that_no_graph_holds(caplog: pytest.LogCaptureFixture) -> None:
     """They are taken kernel by kernel, with a word about it, and come to the same end."""
     x, y = digits("train")
     results = []
-    for layer in (nn.Identity(), _Looks()):
+    for layer in (nn.Identity(), ReadsOnHost()):
         model = small_net().double()
         model.insert(1, layer)
         fit = sr.fit(model, (x.double(), y), epochs=3, every=3, device="cuda")

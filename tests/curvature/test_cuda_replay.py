@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import pytest
 import torch
-from cuda_case import numbers, small_net
+from cuda_case import ReadsOnHost, numbers, small_net
 from torch import Tensor, nn
 
 import symrazor as sr
@@ -172,13 +172,6 @@ def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     assert torch.cuda.max_memory_allocated() - before < 14 * matrix
 
 
-class _ReadsOnHost(nn.Module):
-    """A layer that reads a value on the host, which cannot be recorded as a graph."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x if float(x.detach().abs().sum()) >= 0 else -x
-
-
 @pytest.mark.parametrize("reads_on_host", [False, True])
 @pytest.mark.parametrize("estimator", ["exact", "mc"])
 def test_replayed_batches_match_the_cpu(
@@ -198,7 +191,7 @@ def test_replayed_batches_match_the_cpu(
     values = []
     for device in ("cpu", "cuda"):
         model = small_net().double().to(device)
-        model.insert(1, _ReadsOnHost() if reads_on_host else nn.Identity())
+        model.insert(1, ReadsOnHost() if reads_on_host else nn.Identity())
         razor = sr.Razor(model, "categorical", 1320, estimator=estimator)
         loader = TensorLoader(x.to(device), y.to(device), 128)
         for _ in range(2):
@@ -267,7 +260,7 @@ def test_estimates_reuse_the_memory_of_earlier_ones() -> None:
     """Recordings of another network and failed recordings do not prevent it."""
     x, y = (part[:1280].cuda() for part in digits("train"))
     models = [nn.Sequential(nn.Flatten(), nn.Linear(64, w), nn.Linear(w, 10)) for w in (150, 120)]
-    models.append(nn.Sequential(nn.Flatten(), _ReadsOnHost(), nn.Linear(64, 10)))
+    models.append(nn.Sequential(nn.Flatten(), ReadsOnHost(), nn.Linear(64, 10)))
     razors = [sr.Razor(model.cuda(), "categorical", 1280) for model in models]
     loader = TensorLoader(x, y, 128)
     reserved, values = [], []

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from symrazor.data import dataset, read
 
@@ -79,80 +78,6 @@ def test_npy_pairs_fortran_order_and_text_labels(tmp_path: Path) -> None:
         assert result.y.tolist() == (1 - LABELS % 2).tolist()
 
 
-def test_csv_tables(tmp_path: Path) -> None:
-    x = RNG.random((N, 3)).astype(np.float32)
-    rows = [
-        f"{a!r};{b!r};{'yes' if y else 'no'};{c!r}"
-        for (a, b, c), y in zip(x.tolist(), LABELS % 2, strict=True)
-    ]
-    (tmp_path / "a.csv").write_text("a;b;label;c\n" + "\n".join(rows) + "\n")
-    result = read(tmp_path / "a.csv")
-    assert (result.kind, result.task, result.names) == ("vector", "classification", ("no", "yes"))
-    assert torch.equal(result.x, torch.from_numpy(x))
-    np.savetxt(tmp_path / "b.csv", np.c_[x, x.sum(1)], delimiter=",")
-    result = read(tmp_path / "b.csv")
-    assert result.task == "regression"
-    assert result.y is not None
-    assert torch.allclose(result.y[:, 0], torch.from_numpy(x.sum(1)).double())
-    steps = ",".join(f"t{i}" for i in range(10))
-    np.savetxt(
-        tmp_path / "c.csv",
-        np.c_[RNG.random((N, 10)), LABELS],
-        delimiter=",",
-        header=f"{steps},y",
-        comments="",
-    )
-    result = read(tmp_path / "c.csv")
-    assert (result.kind, result.x.shape, result.task) == ("series", (N, 1, 10), "classification")
-
-
-@pytest.mark.parametrize("kind", ["series", "set", "trajectory"])
-def test_csv_of_groups(kind: str, tmp_path: Path) -> None:
-    """Rows in any order; ids by name; a label that is repeated."""
-    values = RNG.random((N, 6, 2)).astype(np.float32)
-    label = "" if kind == "trajectory" else ",label"
-    rows = []
-    for group in range(N):
-        for t in range(6):
-            a, b = values[group, t].tolist()
-            rows.append(f"g{group},{t},{a!r},{b!r}" + (f",{LABELS[group]}" if label else ""))
-    order = [r for r in range(len(rows)) if r % 2] + [r for r in range(len(rows)) if r % 2 == 0]
-    shuffled = (
-        rows
-        if kind == "set"
-        else sorted((rows[r] for r in order), key=lambda r: int(r[1:].split(",")[0]))
-    )
-    head = f"{kind},time,q,p{label}"
-    (tmp_path / "a.csv").write_text("\n".join([head, *shuffled]))
-    result = read(tmp_path / "a.csv")
-    assert result.kind == kind
-    expected = torch.from_numpy(values)
-    assert torch.equal(result.x, expected.transpose(1, 2) if kind == "series" else expected)
-    if kind == "trajectory":
-        assert result.times is not None
-        assert result.times.tolist() == [0, 1, 2, 3, 4, 5]
-        assert result.y is None
-    else:
-        assert result.y is not None
-        assert result.y.tolist() == LABELS.tolist()
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_folders_of_images(mode: str, tmp_path: Path) -> None:
-    pixels = RNG.integers(0, 256, (N, 5, 7, len(mode)), dtype=np.uint8)
-    for number, image in enumerate(pixels):
-        inner = tmp_path / f"class {number % 2}"
-        inner.mkdir(exist_ok=True)
-        Image.fromarray(image[:, :, 0] if mode == "L" else image).save(inner / f"{number:03}.png")
-    result = read(tmp_path)
-    assert result.names == ("class 0", "class 1")
-    order = [*range(0, N, 2), *range(1, N, 2)]
-    expected = torch.from_numpy(pixels[order]).permute(0, 3, 1, 2) / 255
-    assert torch.equal(result.x, expected)
-    flat = read(tmp_path / "class 0", kind="image", labelled=False)
-    assert torch.equal(flat.x, expected[: N // 2])
-
-
 def test_idx_and_cifar_folders(tmp_path: Path) -> None:
     x = RNG.integers(0, 256, (N, 9, 9), dtype=np.uint8)
     for part in ("train", "t10k"):
@@ -174,47 +99,6 @@ def test_idx_and_cifar_folders(tmp_path: Path) -> None:
     assert result.x.shape == (2 * N, 3, 32, 32)
     assert result.test is not None
     assert result.test[1].tolist() == LABELS.tolist()
-
-
-def test_hugging_face_folders(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="an optional package")
-    x = RNG.random((N, 3)).astype(np.float32)
-    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "label": LABELS}
-    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "hub")
-    result = read(tmp_path / "hub")
-    assert torch.equal(result.x, torch.from_numpy(x))
-    assert result.y is not None
-    assert result.y.tolist() == LABELS.tolist()
-
-
-def test_hugging_face_pictures_in_parts_and_text_as_labels(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="an optional package")
-    image = pytest.importorskip("PIL.Image")
-    pixels = RNG.integers(0, 256, (N, 6, 7), dtype=np.uint8)
-    names = ["ant", "bee", "cat"]
-    columns = {"image": [image.fromarray(p) for p in pixels], "label": [names[k] for k in LABELS]}
-    kinds = {"image": datasets.Image(), "label": datasets.Value("string")}
-    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
-    parts = datasets.DatasetDict({"train": whole, "test": whole.select(range(N - 5, N))})
-    parts.save_to_disk(tmp_path / "hub")
-    result = read(tmp_path / "hub")
-    assert result.kind == "image" and result.names == ("ant", "bee", "cat")
-    assert torch.equal(result.x[:, 0], torch.from_numpy(pixels) / 255)
-    assert result.y is not None and result.y.tolist() == LABELS.tolist()
-    assert result.test is not None and torch.equal(result.test[0], result.x[-5:])
-    assert result.test[1].tolist() == LABELS[-5:].tolist()
-
-
-def test_hugging_face_folders_that_are_rejected(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="an optional package")
-    ragged = {"x": [[1.0, 2.0], [1.0]] * 20, "label": [0, 1] * 20}
-    datasets.Dataset.from_dict(ragged).save_to_disk(tmp_path / "ragged")
-    with pytest.raises(ValueError, match="must have one shape"):
-        read(tmp_path / "ragged")
-    text = {"text": ["a", "b"] * 20, "label": [0, 1] * 20}
-    datasets.Dataset.from_dict(text).save_to_disk(tmp_path / "text")
-    with pytest.raises(ValueError, match="neither numbers nor images"):
-        read(tmp_path / "text")
 
 
 def test_classes_are_numbered_and_unknown_ones_of_the_test_data_rejected() -> None:

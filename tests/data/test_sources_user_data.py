@@ -9,7 +9,7 @@ import torch
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.data import dataset, read
+from symrazor.data import read
 from symrazor.data.sources import read_inputs
 
 RNG = np.random.default_rng(0)
@@ -19,22 +19,6 @@ X = RNG.random((N, 4)).astype(np.float32)
 TEXT = np.array(["ant", "bee", "cow"])[Y]
 
 
-def test_text_labels_of_test_data_are_numbered_with_those_of_training(tmp_path: Path) -> None:
-    late = Y > 0  # without the first class, whose number would otherwise be given to the second
-    np.savez(tmp_path / "a.npz", x=X, y=TEXT, x_test=X[late], y_test=TEXT[late])
-    result = read(tmp_path / "a.npz")
-    assert result.test is not None
-    assert result.test[1].tolist() == Y[late].tolist()
-    given = sr.discover(X, TEXT.tolist(), test=(X[late], TEXT[late].tolist()), epochs=1)
-    held = given.results[0].test
-    assert held is not None
-    assert held[1].tolist() == Y[late].tolist()
-    with pytest.raises(ValueError, match="the class dog, which the training data do not have"):
-        sr.discover(X, TEXT, test=(X[:2], ["dog", "ant"]))
-    with pytest.raises(ValueError, match="labels .* have different types"):
-        sr.discover(X, TEXT, test=(X[:2], [0, 1]))
-
-
 @pytest.mark.parametrize("names", [("X", "Y"), ("x_train", "y_train"), ("X_train", "y_train")])
 def test_other_names_of_arrays(names: tuple[str, str], tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **{names[0]: X, names[1]: TEXT.astype("S")}, x_test=X, y_test=TEXT)
@@ -42,21 +26,6 @@ def test_other_names_of_arrays(names: tuple[str, str], tmp_path: Path) -> None:
     assert torch.equal(result.x, torch.from_numpy(X))
     assert result.names == ("ant", "bee", "cow")
     assert result.test is not None
-
-
-@pytest.mark.parametrize(
-    ("y", "described"),
-    [
-        (Y.astype(np.float64), "3 classes"),
-        (Y + 0.5, "1 target (regression)"),
-        (Y - 1.0, "1 target (regression)"),
-        (100.0 * Y, "1 target (regression)"),
-        (np.array([-7, 3, 2**40])[Y], "3 classes"),
-        (Y > 0, "2 classes"),
-    ],
-)
-def test_task_is_recognised_from_the_labels(y: np.ndarray, described: str) -> None:
-    assert dataset(torch.from_numpy(X), torch.from_numpy(y)).describe().endswith(described)
 
 
 UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,22 +49,10 @@ def test_unusable_arrays_raise_one_line(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_text_targets_are_rejected_for_regression() -> None:
-    with pytest.raises(ValueError, match="numbers as targets.*the classes ant, bee, cow"):
-        sr.discover(X, TEXT, task="regression")
-
-
 @pytest.mark.parametrize("x", [[[1, 2], [3]] * 15, [["a", "b"]] * N, None, [{}] * N])
 def test_inputs_that_are_not_numbers_are_rejected(x: Any) -> None:
     with pytest.raises(ValueError, match="x is not an array of numbers"):
         sr.discover(x, Y)
-
-
-def test_a_dataset_describes_itself() -> None:
-    data = dataset(torch.from_numpy(X), torch.from_numpy(Y))
-    assert repr(data) == "Dataset(x and y: 30 vectors of 4, 3 classes)"
-    with pytest.raises(ValueError, match="have no effect together with a Dataset"):
-        sr.discover(data, task="regression")
 
 
 @pytest.mark.parametrize(

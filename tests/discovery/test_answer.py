@@ -3,17 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
+from known_candidate import KnownCandidate
 
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery import api, digits
 from symrazor.discovery.answer import (
     Answer,
-    Candidate,
     conditional_gain,
     left_out_samples,
     log_scores,
@@ -39,16 +38,6 @@ def fitted() -> dict[str, sr.Fit]:
     return {s.name: sr.fit(s.make(), data, epochs=1, estimator="mc") for s in structures}
 
 
-class _Known(Candidate):
-    """Candidate with a given evidence."""
-
-    values: ClassVar[dict[str, float]] = {}
-
-    @property
-    def log_evidence(self) -> float:
-        return self.values[self.name]
-
-
 @pytest.mark.parametrize(
     ("values", "early", "expected"),
     [
@@ -64,7 +53,7 @@ def test_recommended_network(
     fitted: dict[str, sr.Fit], values: tuple[float, ...], early: bool, expected: str
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
-    known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
+    known = type("K", (KnownCandidate,), {"values": dict(zip(names, values, strict=True))})
     candidates = sorted((known(n, fitted[n]) for n in names), key=lambda c: -c.log_evidence)
     answer = Answer("digit", "?", digits.digit_family("digit"), candidates)
     assert answer.symmetric
@@ -104,7 +93,7 @@ def test_conditional_evidence_can_overrule_the_evidence(
     noise = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gains = {"fully connected": 0.0, "relaxed": relaxed, "convolutional": plain}
     values = {"fully connected": 70.0, "relaxed": 0.0, "convolutional": -50.0}
-    known = type("K", (_Known,), {"values": values})
+    known = type("K", (KnownCandidate,), {"values": values})
     candidates = [
         known(name, fitted[name], left_out=-2 + gain + 0.01 * noise.roll(number))
         for number, (name, gain) in enumerate(gains.items())
@@ -128,7 +117,7 @@ def test_a_gain_within_its_standard_error_does_not_count(
     fitted: dict[str, sr.Fit], spread: float, expected: bool
 ) -> None:
     """Use 400 samples and a gain of 10 nats; the standard error is 20 times the spread."""
-    known = type("K", (_Known,), {"values": {"relaxed": 0.0, "convolutional": 0.0}})
+    known = type("K", (KnownCandidate,), {"values": {"relaxed": 0.0, "convolutional": 0.0}})
     scatter = torch.tensor([spread, -spread], dtype=torch.float64).repeat(200)
     one = known("relaxed", fitted["relaxed"], left_out=-1 + 0.025 + scatter)
     other = known("convolutional", fitted["convolutional"], left_out=torch.full_like(scatter, -1))
@@ -179,7 +168,7 @@ def test_a_closing_gap_is_not_converged(
     candidates = []
     for name, values in histories.items():
         records = [{"log_evidence": value} for value in values]
-        known = type("K", (_Known,), {"values": {name: values[-1]}})
+        known = type("K", (KnownCandidate,), {"values": {name: values[-1]}})
         candidates.append(known(name, replace(fitted[name], history=records)))
     candidates.sort(key=lambda c: -c.log_evidence)
     late = unconverged_rival(Answer("digit", "?", digits.digit_family("digit"), candidates))

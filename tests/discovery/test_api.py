@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from discover_data import some_data
+from known_candidate import KnownCandidate
 
 import symrazor as sr
 from symrazor.cli import app as cli
@@ -213,16 +213,6 @@ def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 # Verdicts.
 
 
-class _Known(Candidate):
-    """Candidate with a given evidence."""
-
-    values: ClassVar[dict[str, float]] = {}
-
-    @property
-    def log_evidence(self) -> float:
-        return self.values[self.name]
-
-
 @pytest.fixture(scope="module")
 def fitted() -> dict[str, sr.Fit]:
     torch.manual_seed(0)
@@ -258,7 +248,7 @@ def test_verdict_for_given_evidence(
     fitted: dict[str, sr.Fit], values: tuple[float, ...], spread: float, said: str, not_said: str
 ) -> None:
     names = ("relaxed", "convolutional", "fully connected")
-    known = type("K", (_Known,), {"values": dict(zip(names, values, strict=True))})
+    known = type("K", (KnownCandidate,), {"values": dict(zip(names, values, strict=True))})
     candidates = sorted((known(n, fitted[n], spread) for n in names), key=lambda c: -c.log_evidence)
     answer = Answer("digit", "?", digits.digit_family("digit"), candidates)
     assert said in answer.verdict

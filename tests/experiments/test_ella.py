@@ -10,82 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import symrazor as sr
 from symrazor.cli import app as cli
 from symrazor.data import flip_and_crop
-from symrazor.experiments import ella, ella_figures, ella_tables, fashion
+from symrazor.experiments import ella, ella_tables
 from symrazor.experiments.__main__ import main
 from symrazor.experiments.ella import Options
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
-from symrazor.layers.ella import PATHS, ella_network
 from symrazor.training.events import read_events
 
-PLAIN_BIASES = 450  # of the reference's F-FC and S-FC inside their product: ours have none
-PIXEL_BIASES = 1685  # of the reference's F-FC, one per output pixel
-
 # --------------------------------------------------------------------------------------- network
-
-
-@pytest.mark.parametrize(
-    ("paths", "count"),
-    [
-        ("fc", 133_635_690),
-        ("conv", 338_770),
-        ("fc+conv", 133_635_690 + 338_770 - 109_450),
-        ("f-fc", 1_542_625 - PLAIN_BIASES - PIXEL_BIASES),
-        ("f-fc+conv", 1_771_945 - PLAIN_BIASES - PIXEL_BIASES),
-    ],
-)
-def test_dense_parameter_counts_are_the_papers(paths: str, count: int) -> None:
-    with torch.device("meta"):
-        network = ella_network(paths, 3, 10)
-    assert sum(p.numel() for p in network.parameters()) == count
-
-
-@pytest.mark.parametrize(
-    ("paths", "count"),
-    [
-        ("s-fc", 831_820 - PLAIN_BIASES),
-        ("s-conv", 211_620),
-        ("s-fc+s-conv", 1_010_280 - PLAIN_BIASES),
-    ],
-)
-def test_sparse_parameter_counts_are_the_papers(paths: str, count: int) -> None:
-    network = ella_network(paths, 3, 10)
-    assert sum(p.numel() for p in network.parameters()) == count
-    shaped = ella_network(paths, 3, 10, prior="omega")
-    lengthscales = 8 * {"s-fc": 2, "s-conv": 1, "s-fc+s-conv": 3}[paths]
-    assert sum(p.numel() for p in shaped.parameters()) == count + lengthscales
-
-
-@pytest.mark.parametrize(("size", "blocks"), [(32, 8), (16, 5)])
-@pytest.mark.parametrize("paths", PATHS)
-def test_every_network_maps_images_to_classes(paths: str, size: int, blocks: int) -> None:
-    torch.manual_seed(0)
-    network = ella_network(paths, 2, 7, alpha=1, size=size)
-    layers = [m for m in network if isinstance(m, sr.layers.Relaxed)]
-    assert len(layers) == blocks
-    assert all(len(layer.paths) == paths.count("+") + 1 for layer in layers)
-    x = torch.randn(3, 2, size, size)
-    f = network(x)
-    assert f.shape == (3, 7)
-    invariant = torch.allclose(network(torch.roll(x, (3, -5), (2, 3))), f, atol=1e-5)
-    assert invariant == (paths in ("conv", "s-conv", "gconv"))
-    turned = torch.allclose(network(torch.rot90(x, 1, (2, 3))), f, atol=1e-5)
-    assert turned == (paths == "gconv")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"paths": "hconv"}, "paths must be one of .* got 'hconv'"),
-        ({"size": 28}, "size must be 32 or 16, got 28"),
-        ({"prior": "omega"}, "'omega' for sparse paths, got 'omega'"),
-    ],
-)
-def test_other_networks_are_rejected(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ella_network(**{"paths": "conv", "in_channels": 1, "classes": 10, **change})  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------- results
@@ -320,58 +253,4 @@ def test_small_tables(table, tmp_path: Path) -> None:
         assert runs["quadrant/f-fc+conv/laplace"]["accuracy"] > 50
 
 
-def test_figures_show_the_shares_and_curves_of_a_run(tmp_path: Path) -> None:
-    """A real run of two epochs: curves add up to the reading, files are pictures."""
-    file, row = tmp_path / "runs.json", "digit/f-fc+conv/laplace"
-    arguments = ("every=1", "burn_in=0", "switch_off=false")
-    options = Options(small=True, rows=(row,), json=file, epochs=2, set=arguments)
-    (x, y), test = ella_tables.data_1("digit", options)
-    small_table = replace(ella_tables.TABLE_1, data=lambda *_: ((x[:150], y[:150]), test))
-    small_table.run(replace(options, device="cpu", figure=tmp_path))
-    run = read_runs("ella-table1", file)[0]
-    result = ella_figures.shares([run, run])
-    assert list(result) == ["Conv", "FFC"] and len(result["Conv"]) == 5
-    assert [1 - conv[0] for conv in result["Conv"]] == pytest.approx(run["free_shares"])
-    gamma = ella_figures.curves(run, "effective_parameters")
-    assert gamma.keys() == {(kind, n) for kind in ("Conv", "FFC") for n in range(1, 6)}
-    last = run["history"][-1]["effective_parameters"]
-    heads = [value for name, value in last.items() if ".paths." not in name]
-    assert sum(c[-1][1] for c in gamma.values()) + sum(heads) == pytest.approx(sum(last.values()))
-    precision = ella_figures.curves(run, "precisions")["FFC", 1]
-    assert precision[-1] == (2, run["history"][-1]["precisions"]["0.paths.1"])
-    run["history"][-1]["off"] = ["0.paths.1"]
-    assert ella_figures.curves(run, "precisions")["FFC", 1] == precision[:-1]
-    assert ella_figures.curves(run, "effective_parameters") == gamma
-    names = ("digit-f-fc_conv-laplace-shares", "digit-f-fc_conv-laplace-training")
-    for name in names:
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
-
-
-@pytest.mark.usefixtures("work_clock")
-def test_fashion_experiment_small(tmp_path: Path) -> None:
-    """A few seconds of it on the embedded digits: four rows, and a verdict."""
-    file = tmp_path / "a.json"
-    text = fashion.run(fashion.Options(small=True, minutes=0.03, json=file))
-    rows = json.loads(file.read_text())["rows"]
-    assert rows[-1]["network"] == "plain CNN"
-    assert rows[-1]["accuracy"] > 0.5
-    assert rows[-1]["data"] == 1437
-    assert "translation" in text
-    assert text.count("\n| ") == len(rows)
-    with pytest.raises(ValueError, match="files of Fashion-MNIST"):
-        fashion.run(fashion.Options())
-
-
 # --------------------------------------------------------------------------------------- table 3
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("work_clock")
-def test_fashion_experiment_for_a_minute() -> None:
-    """On the embedded digits: what discovery delivers is no worse."""
-    text = fashion.run(fashion.Options(small=True, minutes=1))
-    rows = [line.split("|") for line in text.splitlines()[2:] if line.startswith("|")]
-    longer = [row for row in rows if "the rest of the time" in row[1]]
-    delivered, plain = (float(row[4]) for row in ((longer or rows)[0], rows[-1]))
-    assert delivered > plain - 2, text

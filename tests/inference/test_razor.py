@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import symrazor as sr
 from symrazor import curvature
 from symrazor.accelerate.processes import ShardedLoader
-from symrazor.core.parameters import hyperparameters
 from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.data import TensorLoader
 
@@ -304,15 +303,3 @@ def test_single_precision_does_not_take_rounding_for_information() -> None:
             razor = sr.Razor(net, "categorical", 30, prior_precision=delta)
             values.append(float(razor.evidence([(x.to(dtype), y)]).log_det))
         assert values[0] == pytest.approx(values[1], rel=1e-3)
-
-
-def test_hyper_values() -> None:
-    hyper = sr.Hyper(0.5, sr.interval(0.0, 2.0))
-    hyper.value = 1.5
-    assert float(hyper.value.detach()) == pytest.approx(1.5)
-    with pytest.raises(ValueError, match=r"between 0\.0 and 2\.0"):
-        hyper.value = 2.5
-    assert float(hyper.value.detach()) == pytest.approx(1.5)
-    with pytest.raises(ValueError, match="positive"):
-        sr.Hyper(-1.0)
-    assert list(hyperparameters(hyper)) == ["raw"]

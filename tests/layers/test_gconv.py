@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from gconv_case import largest_error
+from gconv_case import largest_error, random_case
 
 from symrazor import groups
 from symrazor.layers import GFFC, SGFFC, GConv, GReadout, GroupPool, Path, SGConv
@@ -101,14 +101,6 @@ class TestInterpolated(PathSuite):
         return GConv(3, 6, (3, 3), group="C3")
 
 
-def _random(path: Path, n: int = 2) -> tuple[Path, torch.Tensor]:
-    path = path.double()
-    with torch.no_grad():
-        for parameter in path.parameters():
-            parameter.normal_()
-    return path, torch.randn(n, path.in_channels, *path.in_shape, dtype=torch.float64)
-
-
 @pytest.mark.parametrize("group", EXACT)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stride", (1, 2))
@@ -116,7 +108,7 @@ def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
     torch.manual_seed(0)
     order = point_group(group).order
     channels = 3 if kind == "lift" else 2 * order
-    path, x = _random(GConv(channels, order, (6, 6), stride, group=group, kind=kind))
+    path, x = random_case(GConv(channels, order, (6, 6), stride, group=group, kind=kind))
     assert path.strict and path.group == group
     assert len(path.transformations()) == order - 1
     assert largest_error(path, x) < 1e-12
@@ -126,7 +118,7 @@ def test_every_element_commutes(group: str, kind: str, stride: int) -> None:
 def test_rotations_and_reflections_of_the_plane(stride: int) -> None:
     """The path is equivariant to rotations about any pixel: a rotation and a shift."""
     torch.manual_seed(0)
-    path, x = _random(GConv(4, 4, (6, 6), stride, group="p4"))
+    path, x = random_case(GConv(4, 4, (6, 6), stride, group="p4"))
     with torch.no_grad():
         y = path(x)
         for before, after in path.transformations():
@@ -143,7 +135,7 @@ def test_is_the_definition() -> None:
     """Compute the convolution with loops over elements and offsets."""
     torch.manual_seed(0)
     group = point_group("p4m")
-    path, x = _random(GConv(8, 16, (5, 5), group="p4m"))
+    path, x = random_case(GConv(8, 16, (5, 5), group="p4m"))
     W, b = path.conv.weight.detach(), path.conv.bias.detach()
     y = torch.zeros(2, 8, 2, 5, 5, dtype=torch.float64)
     inputs = x.unflatten(1, (8, 1))
@@ -155,31 +147,6 @@ def test_is_the_definition() -> None:
         y[:, g] += torch.einsum("oc,nchw->nohw", W[:, relative, :, s], shifted)
     y += b.reshape(1, 1, -1, 1, 1)
     assert_close(path(x), y.flatten(1, 2), 1e-12)
-
-
-@pytest.mark.parametrize("rotations", (1, 2, 3, 4, 6, 8))
-@pytest.mark.parametrize("mirrored", (False, True))
-def test_the_table_is_that_of_the_matrices(rotations: int, mirrored: bool) -> None:
-    group = point_group(f"{'D' if mirrored else 'C'}{rotations}")
-    R = group.matrices
-    for a, b in itertools.product(range(group.order), repeat=2):
-        assert torch.allclose(R[a] @ R[b], R[int(group.table[a, b])], atol=1e-12)
-    if group.exact:  # an action: a (b x) = (a b) x
-        x = torch.randn(1, group.order, 4, 4)
-        for a, b in itertools.product(range(group.order), repeat=2):
-            twice = group.act(a, group.act(b, x))
-            assert torch.equal(twice, group.act(int(group.table[a, b]), x))
-
-
-def test_interpolation_error_of_filters_decreases_with_resolution() -> None:
-    errors = [GConv(8, 8, (33, 33), group="C8", kernel=k).interpolation_error for k in (5, 9, 17)]
-    assert errors[0] > 2 * errors[1] > 4 * errors[2] > 0
-    assert f"group=C8, interpolation error {errors[0]:.2g})" in str(
-        GConv(8, 8, (33, 33), group="C8", kernel=5)
-    )
-    assert GConv(4, 4, (8, 8)).interpolation_error == 0
-    assert "interpolation" not in str(GConv(4, 4, (8, 8)))
-    assert not GConv(8, 8, (8, 8), group="C8").strict
 
 
 def test_invalid_inputs_raise() -> None:
@@ -264,7 +231,7 @@ def test_continuous_filters_turn_by_any_angle_as_far_as_pixels_allow() -> None:
     errors = [_error_at_45_degrees(size, kernel) for size, kernel in ((12, 5), (24, 9), (48, 17))]
     assert errors[0] > 2 * errors[1] and errors[2] < 1e-3, errors
     assert SGConv(4, 4, (4, 4)).interpolation_error == 0
-    path, x = _random(SGConv(4, 4, (6, 6), 2, anchors=5))
+    path, x = random_case(SGConv(4, 4, (6, 6), 2, anchors=5))
     assert path.strict
     with torch.no_grad():
         for before, after in path.transformations():
@@ -274,7 +241,7 @@ def test_continuous_filters_turn_by_any_angle_as_far_as_pixels_allow() -> None:
 def test_factored_path_on_a_group() -> None:
     """The path has DC|G|(S + S') weights and equals two sums by einsum."""
     torch.manual_seed(0)
-    path, x = _random(GFFC(8, 12, (2, 3)))
+    path, x = random_case(GFFC(8, 12, (2, 3)))
     assert sum(p.numel() for p in path.parameters()) == 2 * 3 * 4 * (6 + 6)
     a, b = path.first.weight.detach(), path.second.weight.detach()
     inputs = x.reshape(2, 4, 2, 6)
@@ -288,19 +255,6 @@ def test_layers_are_created_on_the_default_device() -> None:
         path = GConv(6, 6, (5, 5), group="C6", kernel=5)
     assert all(value.is_meta for value in (*path.parameters(), *path.buffers()))
     assert GConv(6, 6, (5, 5), group="C6").conv.matrices.device.type == "cpu"
-
-
-def test_any_finite_group_of_the_plane() -> None:
-    """A user-defined group: the reflection that swaps rows and columns."""
-    swap = groups.Group.from_matrices("diagonal", [[[0.0, 1.0], [1.0, 0.0]]])
-    path, x = _random(GConv(4, 6, (5, 5), group=swap))
-    assert path.group == "diagonal" and path.strict
-    with torch.no_grad():
-        ((before, after),) = path.transformations()
-        assert torch.equal(before(x)[:, :2], x[:, 2:].transpose(2, 3))
-        assert_close(path(before(x)), after(path(x)), 1e-12)
-    with pytest.raises(ValueError, match="2 x 2 or 3 x 3 matrices"):
-        GConv(4, 4, (4, 4), group=groups.symmetric(3))
 
 
 def test_group_pool_checks_its_arguments() -> None:

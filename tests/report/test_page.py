@@ -11,16 +11,11 @@ from typing import Any
 import numpy as np
 import page_document
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_reader import Page
 from PIL import Image
-from torch import nn
 
-from symrazor.core.likelihood import calibration_error
-from symrazor.layers import FFC, Conv, Relaxed, SConv
-from symrazor.report.conserved import add_flow, flow
 from symrazor.report.content import (
     LEVELS,
     NEGATIVE,
@@ -34,7 +29,6 @@ from symrazor.report.content import (
     visible_text,
 )
 from symrazor.report.page import MAX_PAGE_BYTES, page_html, write_page
-from symrazor.training.fit_document import anchors_of, calibration_bins, filters_of, layer_costs
 
 
 def decoded(address: str) -> np.ndarray:
@@ -239,126 +233,3 @@ def test_series_are_columns_summed_by_path() -> None:
     }
     at = next(i for i, epoch in enumerate(result["epoch"]) if epoch % 5)
     assert result["log_evidence"][at] is None and result["effective_parameters"]["head"][at] is None
-
-
-def dynamics() -> dict[str, Any]:
-    """Return a small document of conserved quantities."""
-    entry = {
-        "name": "energy",
-        "formula": "q^2 + p^2",
-        "singular_value": 1.5,
-        "parallelness": 0.99,
-        "drift": 0.01,
-        "matrix": [[1.0, 0.0], [0.0, 1.0]],
-        "linear": [0.0, 0.0],
-    }
-    bounds = {"learned": {"nll": 1.0, "neg_elbo": 1.5}, "plain": {"nll": 1.0, "neg_elbo": 1.75}}
-    return {
-        "verdict": "1 quantity is conserved: energy.",
-        "conserved": [entry],
-        "evidence": {**bounds, "margin": 25.0},
-        "held_out_mse": {"learned": 0.1, "plain": 0.2},
-        "scale": [2.0, 0.5],
-        "n_data": 100,
-        "history": {"learned": [{"step": 100 * i, "nll": 1.0, "neg_elbo": 2.0} for i in (1, 2)]},
-    }
-
-
-def test_dynamics_become_a_question() -> None:
-    data = Page(page_html({"questions": [], "dynamics": dynamics()})).data
-    (question,) = data["questions"]
-    assert question["verdict"] == "1 quantity is conserved: energy." and question["margin"] == 25
-    learned, plain = question["candidates"]
-    assert learned["reading"]["evidence"]["log_evidence"] == -150
-    assert plain["reading"]["evidence"]["log_evidence"] == -175
-    assert learned["series"]["clock"] == "step" and learned["series"]["epoch"] == [100, 200]
-    assert "conserved" not in plain["reading"]
-    assert learned["reading"]["conserved"][0]["axes"] == ["q", "p"]
-    flow = np.array(learned["reading"]["conserved"][0]["flow"]) * dynamics()["scale"]
-    energy = (flow**2).sum(-1)  # constant along each curve
-    assert flow.shape == (3, 60, 2) and np.ptp(energy, axis=1) == pytest.approx(0, abs=1e-4)
-    assert np.ptp(flow, axis=1).min() > 0.3
-
-
-def test_flows_are_shown_in_their_plane_of_rotation() -> None:
-    momentum = torch.zeros(4, 4)
-    momentum[0, 3] = momentum[3, 0] = 1.0
-    momentum[1, 2] = momentum[2, 1] = -1.0  # q1 p2 - q2 p1 turns q1 and q2, and p1 and p2
-    result = add_flow({"name": "angular momentum", "matrix": momentum.tolist()})
-    radius = np.linalg.norm(np.array(result["flow"]), axis=-1)
-    assert result["axes"] in (["q1", "q2"], ["p1", "p2"], ["q1", "p2"], ["q2", "p1"])
-    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
-    straight = add_flow({"matrix": np.zeros((4, 4)).tolist(), "linear": [0.0, 0.0, 1.0, 0.0]})
-    assert "q1" in straight["axes"]
-    assert "flow" not in add_flow({"matrix": [[1.0, 2.0, 3.0]]})
-    spring = {"matrix": np.eye(2).tolist(), "linear": [-10.0, 0.0]}  # about q = 10
-    radius = np.linalg.norm(np.array(add_flow(spring, [1.0, 1.0], [10.0, 0.0])["flow"]), axis=-1)
-    assert np.ptp(radius, axis=1) == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_flows_conserve_their_generating_quantity(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    A = torch.randn(2, 2, generator=generator, dtype=torch.float64)
-    A, b = A + A.T, torch.randn(2, generator=generator, dtype=torch.float64)
-    scale = torch.tensor([0.5, 3.0], dtype=torch.float64)
-    x = flow(A, b, scale) * scale
-    value = 0.5 * torch.einsum("cti,ij,ctj->ct", x, A, x) + x @ b
-    assert torch.allclose(value, value[:, :1].expand_as(value), atol=1e-8)
-    assert bool(x.isfinite().all()) and float(x.diff(dim=1).abs().max()) > 1e-3
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 60), st.integers(2, 5), st.integers(1, 15), st.integers(0, 2**31))
-def test_calibration_bins_against_a_loop(n: int, k: int, bins: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    p = torch.randn(n, k, dtype=torch.float64, generator=generator).mul(2).softmax(1)
-    y = torch.randint(k, (n,), generator=generator)
-    held: dict[int, list[tuple[float, bool]]] = {}
-    for row, label in zip(p.tolist(), y.tolist(), strict=True):
-        top = max(row)
-        held.setdefault(min(int(top * bins), bins - 1), []).append((top, row.index(top) == label))
-    result = calibration_bins(p, y, bins)
-    expected = [held[b] for b in sorted(held)]
-    assert result["count"] == [len(part) for part in expected]
-    for key, at in (("confidence", 0), ("accuracy", 1)):
-        means = [sum(pair[at] for pair in part) / len(part) for part in expected]
-        assert result[key] == pytest.approx(means)
-    gaps = zip(result["count"], result["accuracy"], result["confidence"], strict=True)
-    error = sum(count * abs(a - c) for count, a, c in gaps) / n
-    assert error == pytest.approx(calibration_error(p, y, bins))
-
-
-def test_filters_of_every_kind_of_convolution() -> None:
-    torch.manual_seed(0)
-    model = nn.ModuleDict(
-        {
-            "relaxed": Relaxed([Conv(2, 3, (4, 4)), FFC(2, 3, (4, 4))]),
-            "sparse": SConv(1, 2, (6, 6), anchors=4),
-            "line": nn.Conv1d(2, 3, 5),
-            "cube": nn.Conv3d(1, 2, 3),
-            "point": nn.Conv2d(4, 4, 1),
-        }
-    )
-    result = filters_of(model, max_filters=5)
-    assert {name: tuple(w.shape) for name, w in result.items()} == {
-        "relaxed.paths.0": (5, 3, 3),
-        "sparse": (2, 3, 3),
-        "line": (5, 1, 5),
-        "cube": (2, 3, 3),
-    }
-    conv = model["relaxed"].paths[0].conv  # type: ignore[union-attr, index]
-    assert torch.equal(result["relaxed.paths.0"][3], conv.weight[1, 1])
-    assert torch.equal(result["cube"][1], model["cube"].weight[1, 0, 1])
-    basis = anchors_of(model)
-    assert len(basis) == 1
-    assert all(len(held["points"]) == 4 for held in basis.values())
-
-
-def test_costs_of_layers_by_hand() -> None:
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Flatten(), nn.Linear(3 * 16, 5))
-    result = layer_costs(model, torch.zeros(7, 2, 4, 4), ["0", "2", "missing"])
-    assert result == {
-        "0": {"parameters": 2 * 3 * 9 + 3, "flops": 2 * 16 * 3 * 2 * 9},
-        "2": {"parameters": 48 * 5 + 5, "flops": 2 * 48 * 5},
-    }

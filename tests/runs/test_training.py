@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import distributed_job as job
 import numpy as np
@@ -16,16 +15,14 @@ import torch
 import torch.distributed as dist
 from run_case import SMALL, reseal, small
 
-import symrazor as sr
 from symrazor.cli import app as cli
 from symrazor.cli.fit import initial_config
 from symrazor.cli.run_folder import export
 from symrazor.core.files import write_atomically
-from symrazor.data import TensorLoader, flip_and_crop
-from symrazor.inference.razor_config import RazorConfig
+from symrazor.data import TensorLoader
 from symrazor.runs import load_run, run
 from symrazor.runs import records as runs
-from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
+from symrazor.runs.config import ModelConfig, RunConfig, read_config
 from symrazor.runs.records import fit_document
 from symrazor.training.events import read_events
 
@@ -78,36 +75,6 @@ def test_regression_with_a_user_function_and_an_archive(tmp_path: Path) -> None:
     assert again.model[0].weight.dtype == torch.float64  # type: ignore[index, union-attr]
 
 
-def test_a_configuration_is_written_and_read(tmp_path: Path) -> None:
-    config = RunConfig(
-        DataConfig("mnist", path=tmp_path / 'a "quoted" folder', task="quadrant", seed=3),
-        ModelConfig(name="a.b:c", relax=False, arguments={"x": [1, 2.5], "y": {"z": True}}),
-        sr.FitConfig(lr=1e-3, augment=flip_and_crop, patience=3).change(
-            prior_groups={"all": ["*"]}, prior_precision={"all": 2.0}
-        ),
-    )
-    (tmp_path / "x.toml").write_text(config.to_toml())
-    again = read_config(tmp_path / "x.toml")
-    assert again.data == config.data
-    assert again.fit == replace(config.fit, razor=again.fit.razor)
-    assert again.fit.razor.prior_groups == {"all": ("*",)} or again.fit.razor == config.fit.razor
-    assert again.model.arguments == config.model.arguments
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"save": "x"}, "fit.save has no effect in a run. Use --out RUN"),
-        ({"resume": "x"}, "fit.resume has no effect in a run. Use --out RUN --resume"),
-        ({"razor": RazorConfig(seed=3)}, r"RazorConfig\(seed=3\) .* FitConfig\(seed=3\)"),
-        ({"razor": RazorConfig(burn_in=3)}, r"RazorConfig\(burn_in=3\) .* FitConfig\(burn_in=3\)"),
-    ],
-)
-def test_options_without_effect_raise_errors(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RunConfig(fit=replace(sr.FitConfig(), **changes))
-
-
 def test_a_configuration_needs_the_suffix_toml(tmp_path: Path) -> None:
     """Otherwise the defaults would be trained."""
     (tmp_path / "small.cfg").write_text(SMALL)
@@ -130,36 +97,6 @@ def test_equal_runs_write_equal_bytes(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
     (point, *_) = (tmp_path / "a" / runs.CHECKPOINTS).iterdir()
     assert point.stat().st_mode == (tmp_path / "made").stat().st_mode
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ({"fitt": {}}, r"Unknown section \[fitt\]. Did you mean 'fit'"),
-        ({"fit": {"label_smoothing": 0.1}}, "label_smoothing is not supported"),
-        ({"fit": {"epoch": 3}}, r"\[fit\] has no key 'epoch'. Did you mean 'epochs'"),
-        ({"razor": {"estimater": "mc"}}, "no key 'estimater'. Did you mean 'estimator'"),
-        ({"razor": {"burn_in": 3}}, r"\[razor\] has no key 'burn_in': it belongs to \[fit\]"),
-        ({"fit": {"dtype": "float64"}}, r"\[fit\] has no key 'dtype': it belongs to \[data\]"),
-        ({"model": {"lr": 0.1}}, r"'lr': it belongs to \[fit\] or \[razor\]. Move it there"),
-        ({"data": {"width": 4}}, r"'width': it belongs to \[model\]"),
-        ({"fit": {"resume": "x"}}, "no key 'resume'. Use one of epochs"),
-        ({"fit": {"epochs": "many"}}, "fit.epochs must be an integer, got 'many'"),
-        ({"fit": {"epochs": True}}, "fit.epochs must be an integer, got True"),
-        ({"razor": {"estimator": "best"}}, "razor.estimator must be 'exact', 'mc' or"),
-        ({"fit": {"augment": "thing"}}, "fit.augment must be 'flip_and_crop' or .*got 'thing'"),
-        ({"data": {"name": "mnist"}}, "data.name = 'mnist' needs data.path"),
-        (
-            {"data": {"name": "cifar-10", "path": "x", "task": "digit"}},
-            "digits or mnist, got cifar",
-        ),
-        ({"data": 3}, r"data must be a section \[data\], got data = 3"),
-        ({"model": {"name": "ella"}}, "'ella' has no convolutions to relax. Set relax = false"),
-    ],
-)
-def test_wrong_configurations_raise_errors(document: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        from_document(document)
 
 
 def test_wrong_folders_raise_errors(tmp_path: Path) -> None:
@@ -227,12 +164,6 @@ def test_a_process_group_of_the_user_is_not_closed(tmp_path: Path) -> None:
         run(small(tmp_path), tmp_path / "run")
         assert dist.is_initialized()
     assert not dist.is_initialized()
-
-
-def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
-    file = tmp_path / "a.toml"
-    file.write_bytes(b"\xef\xbb\xbf[fit]\r\nepochs = 7\r\n")
-    assert read_config(file).fit.epochs == 7
 
 
 @pytest.mark.parametrize("arguments", [("--out", "RUN"), ("--out=RUN",)])

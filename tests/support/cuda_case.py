@@ -1,7 +1,7 @@
 """A small network and the figures of an evidence, for tests on a GPU."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import symrazor as sr
 
@@ -23,3 +23,10 @@ def small_net() -> nn.Module:
 def numbers(found: sr.Evidence) -> list[float]:
     """All of an evidence that can be compared."""
     return [*found.to_dict().values(), *found.effective_parameters.values()]
+
+
+class ReadsOnHost(nn.Module):
+    """A layer that reads a value on the host, which cannot be recorded as a graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.detach().abs().sum()) >= 0 else -x

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import sys
 
 import pytest
@@ -11,7 +10,6 @@ from collapse_networks import pair
 from torch import nn
 
 import symrazor as sr
-from symrazor.data import digits
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.symmetry import collapse
 from symrazor.symmetry.collapse import path_shares
@@ -71,56 +69,50 @@ def test_frozen_paths_are_kept() -> None:
     assert path_shares(alone, {"paths.1.conv.weight": 2.0}) == {"": [None, 1.0]}
 
 
-@pytest.fixture(scope="module")
-def fit() -> sr.Fit:
-    x, y = digits("train")
-    groups = sr.layers.path_groups(pair())
-    options = {"epochs": 12, "every": 2, "burn_in": 0, "prior_groups": groups}
-    return sr.fit(pair(), (x[:300], y[:300]), **options)
-
-
-def test_the_evidence_chooses_the_threshold(fit: sr.Fit) -> None:
-    plain = fit.collapse()
+def test_the_evidence_chooses_the_threshold(pair_fit: sr.Fit) -> None:
+    plain = pair_fit.collapse()
     report = plain.collapse_report
     candidates = report["threshold"]["candidates"]
-    full = float(fit.evidence.log_evidence)
+    full = float(pair_fit.evidence.log_evidence)
     assert candidates[0]["log_evidence"] == pytest.approx(full, rel=1e-6)
     assert [c["dropped"] for c in candidates] == sorted({c["dropped"] for c in candidates})
     best = max(candidates, key=lambda c: c["log_evidence"])
     assert report["threshold"]["value"] == best["threshold"]
     fates = [p["fate"] for layer in report["layers"] for p in layer["paths"]]
     assert fates.count("dropped") == best["dropped"] >= 1
-    read = {layer.name: layer.paths for layer in fit.reading.layers}
+    read = {layer.name: layer.paths for layer in pair_fit.reading.layers}
     for layer in report["layers"]:
         got = [path["share"] for path in layer["paths"]]
         assert got == pytest.approx([path.share for path in read[layer["name"]]])
-    one = copy.deepcopy(fit.model)  # an independent look: a free path without weights
+    one = copy.deepcopy(pair_fit.model)  # an independent look: a free path without weights
     weakest = min(report["layers"], key=lambda layer: min(p["share"] for p in layer["paths"]))
     paths = one.get_submodule(weakest["name"]).paths
     worst = min(range(2), key=lambda i: weakest["paths"][i]["share"])
-    old = {k: float(v) for k, v in fit.razor.prior.precisions.items()}
+    old = {k: float(v) for k, v in pair_fit.razor.prior.precisions.items()}
     dead = f"{weakest['name']}.paths.{worst}"
     for parameter in paths[worst].requires_grad_(False).parameters():
         parameter.zero_()
-    groups = {k: v for k, v in sr.layers.path_groups(fit.model).items() if k != dead}
+    groups = {k: v for k, v in sr.layers.path_groups(pair_fit.model).items() if k != dead}
     del old[dead]
     razor = sr.Razor(one, "categorical", 300, prior_groups=groups, prior_precision=old)
-    expected = float(razor.evidence(fit.data).log_evidence)
+    expected = float(razor.evidence(pair_fit.data).log_evidence)
     assert candidates[1]["log_evidence"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_shares_from_a_reading_or_a_razor(fit: sr.Fit) -> None:
-    x = fit.data.x[:4]
-    by_reading = sr.collapse(fit.model, x, shares=fit.reading, threshold=0.3)
-    by_fit = fit.collapse(threshold=0.3, example_input=x)
+def test_shares_from_a_reading_or_a_razor(pair_fit: sr.Fit) -> None:
+    x = pair_fit.data.x[:4]
+    by_reading = sr.collapse(pair_fit.model, x, shares=pair_fit.reading, threshold=0.3)
+    by_fit = pair_fit.collapse(threshold=0.3, example_input=x)
     assert by_reading.collapse_report["layers"] == by_fit.collapse_report["layers"]
     by_razor = sr.collapse(
-        fit.model, x, threshold="evidence", razor=fit.razor, loader=fit.data
+        pair_fit.model, x, threshold="evidence", razor=pair_fit.razor, loader=pair_fit.data
     ).collapse_report["threshold"]
-    assert by_razor == fit.collapse().collapse_report["threshold"]
+    assert by_razor == pair_fit.collapse().collapse_report["threshold"]
 
 
-def test_a_slow_choice_shows_a_progress_bar(fit: sr.Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_choice_shows_a_progress_bar(
+    pair_fit: sr.Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -129,17 +121,8 @@ def test_a_slow_choice_shows_a_progress_bar(fit: sr.Fit, monkeypatch: pytest.Mon
         terminal = Terminal()
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setattr(collapse, "PROGRESS_BAR_DELAY_SECONDS", patience)
-        fit.collapse()
+        pair_fit.collapse()
         assert ("evidence" in terminal.getvalue()) is shown
-
-
-def test_the_table_and_the_report(fit: sr.Fit) -> None:
-    plain = fit.collapse()
-    text = sr.collapse_table(plain)
-    for word in ("FFC", "Conv", "dropped", "parameters", "FLOPs per input", "ms for 32 inputs"):
-        assert word in text
-    assert "chosen by evidence" in text
-    assert json.loads(json.dumps(plain.collapse_report)) == plain.collapse_report
 
 
 def test_a_frozen_convolution_has_no_share_and_is_kept() -> None:

@@ -1,0 +1,40 @@
+"""Test that files are written atomically."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from symrazor.core.files import check_writable_file, write_atomically
+
+
+def test_files_are_written_atomically(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"first")
+    with pytest.raises(TypeError):
+        write_atomically(path, "not bytes")  # type: ignore[arg-type]
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_permissions_follow_the_umask(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_bytes(b"")
+    write_atomically(tmp_path / "file.json", b"{}")
+    assert (tmp_path / "file.json").stat().st_mode == plain.stat().st_mode
+
+
+def test_links_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    """--json /dev/null must not replace the device by a file."""
+    link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
+    link.symlink_to(target)
+    write_atomically(link, b"first")
+    write_atomically(link, b"second")
+    assert link.is_symlink() and target.read_bytes() == b"second"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable_file(pipe)
+    write_atomically(pipe, b"all of it")
+    assert pipe.is_fifo() and os.read(reader, 100) == b"all of it"
+    os.close(reader)
+    assert len(list(tmp_path.iterdir())) == 3

@@ -1,0 +1,51 @@
+"""Test `discover` on the embedded digits."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command import run_command
+
+from symrazor.discovery.digits import discover_digits
+from symrazor.discovery.question import Options
+
+
+def test_discover_on_the_embedded_digits(tmp_path: Path) -> None:
+    """Check files and numbers of a short run."""
+    process = run_command(
+        "discover", "--epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "a.json")
+    )
+    assert process.returncode == 0, process.stderr
+    assert "Which digit is it?" in process.stdout
+    assert "nats" in process.stdout
+    assert (tmp_path / "evidence.png").read_bytes().startswith(b"\x89PNG")
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document == json.loads((tmp_path / "discover.json").read_text())
+    answers = document["questions"]
+    assert [a["name"] for a in answers] == ["digit", "quadrant"]
+    assert (tmp_path / "quadrant" / "network.pt2").is_file()
+    for answer in answers:
+        values = [c["reading"]["evidence"]["log_evidence"] for c in answer["candidates"]]
+        assert values == sorted(values, reverse=True)
+        assert answer["margin"] == pytest.approx(values[0] - values[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_evidence_selects_the_right_symmetry(seed: int) -> None:
+    """Translation symmetry is kept for digits and broken for quadrants."""
+    answers = [one.answer for one in discover_digits(Options(seed=seed, progress=False)).results]
+    digit, quadrant = answers
+    assert digit.symmetric
+    assert not quadrant.symmetric
+    assert "position does not matter" in digit.verdict
+    assert "position matters" in quadrant.verdict
+    shares = [layer.free_share for layer in quadrant.named("relaxed").fit.reading.layers[:3]]
+    assert shares[0] < 0.05  # symmetry is broken late, not at the first layer
+    assert max(shares) > 0.08
+    assert quadrant.candidates[0].name == "relaxed"
+    assert digit.named("relaxed").log_evidence > digit.named("fully connected").log_evidence
+    assert all((a.margin or 0) > 3 for a in answers)
+    for answer in answers:  # the best by evidence is better on test data than the worst
+        losses = [c.fit.reading.test["nll"] for c in answer.candidates]
+        assert losses[0] < losses[-1]
