@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.core.resampling import sample_grid
+from symrazor.core.resampling import recurrence_steps, sample_grid
 
 SHAPES = [(9,), (8, 8), (8, 11), (12, 5), (5, 6, 7)]
 
@@ -54,3 +54,11 @@ def test_values_beyond_the_border(shape: tuple[int, ...]) -> None:
         read = sample_grid(x, maps, outside).squeeze(2)
         torch.testing.assert_close(read[..., :-1], x[..., 1:])
         torch.testing.assert_close(read[..., -1], last)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 5])
+def test_recurrence_steps_are_powers_of_a_root(dims: int) -> None:
+    steps = recurrence_steps(dims)
+    phi = 1 / steps[0]
+    torch.testing.assert_close(phi ** (dims + 1), phi + 1)
+    torch.testing.assert_close(steps, phi ** -torch.arange(1, dims + 1, dtype=torch.float64))

@@ -1,7 +1,8 @@
-"""Resample images and other grids under affine maps of their coordinates."""
+"""Resample images and other grids under affine maps; spread points evenly over a grid."""
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -41,3 +42,15 @@ def sample_grid(
     rows = x.reshape(n, c, *shape)
     read = F.grid_sample(rows, places, padding_mode=outside, align_corners=False)
     return read.reshape(n, c, k, *x.shape[2:])
+
+
+def recurrence_steps(dims: int) -> Float[Tensor, " dims"]:
+    r"""Return the steps $\phi^{-1}, \dots, \phi^{-d}$ of an additive recurrence in the unit cube.
+
+    $\phi$ solves $\phi^{d+1} = \phi + 1$. The fractional parts of the multiples of the steps are
+    deterministic points that, unlike random points, leave no clusters and holes.
+    """
+    phi = 2.0
+    for _ in range(40):  # fixed-point iteration
+        phi = (1 + phi) ** (1 / (dims + 1))
+    return torch.tensor([phi ** -(i + 1) for i in range(dims)], dtype=torch.float64)

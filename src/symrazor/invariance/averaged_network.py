@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import Hyper, real
+from symrazor.core.resampling import recurrence_steps
 from symrazor.core.validation import check_choice, check_positive_integer
 from symrazor.curvature.tape import announce_copies
 from symrazor.invariance.lie_distributions import LieDistribution
@@ -264,18 +265,14 @@ def _narrowed(move: Transformation, reach: Float[Tensor, " k"]) -> Transformatio
 
 
 def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
-    r"""Return a lattice in the unit cube: equidistant in the first dimension, golden in the others.
+    r"""Return n points spread evenly over the unit cube, for any n.
 
-    Point i is $(i/n, \{i/g\}, \{i/g^2\}, \dots)$ with $g^k = g + 1$: evenly spread for any n.
+    Point i is $(i/n, \{i s_1\}, \{i s_2\}, \dots)$ with the steps s of `recurrence_steps`.
     """
     if dim == 0:
         return torch.zeros(n, 0)
     number = torch.arange(n, dtype=torch.float64).unsqueeze(1)
-    golden = 2.0
-    for _ in range(40):  # fixed-point iteration for g^dim = g + 1
-        golden = (1 + golden) ** (1 / dim) if dim > 1 else golden
-    steps = golden ** -torch.arange(1, dim, dtype=torch.float64)
-    others = (number * steps) % 1
+    others = (number * recurrence_steps(dim - 1)) % 1
     return torch.cat([number / n, others], 1).float()
 
 

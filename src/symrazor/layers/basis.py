@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, positive, real
+from symrazor.core.resampling import recurrence_steps
 from symrazor.core.validation import check_choice
 from symrazor.groups.action import grid_positions
 from symrazor.layers.path import is_integer, is_real
@@ -47,17 +48,11 @@ _cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 def spread_anchors(count: int, shape: Sequence[int]) -> Float[Tensor, "p dims"]:
     r"""Return `count` anchors spread evenly over a map; the pixels themselves if there is one each.
 
-    Otherwise they are the points $\{ \tfrac12 + j\, \phi^{-i} \}$ of an additive recurrence, where
-    $\phi$ solves $\phi^{d+1} = \phi + 1$. It is deterministic and, unlike random points, leaves no
-    clusters and holes.
+    Otherwise anchor j is $\{ \tfrac12 + j\, s \}$ with the steps s of `recurrence_steps`.
     """
     if count == math.prod(shape):
         return grid_positions(shape)
-    dims = len(shape)
-    phi = 2.0
-    for _ in range(40):
-        phi = (1 + phi) ** (1 / (dims + 1))
-    steps = torch.tensor([phi ** -(i + 1) for i in range(dims)], dtype=torch.float64)
+    steps = recurrence_steps(len(shape))
     unit = (0.5 + torch.arange(count, dtype=torch.float64).unsqueeze(1) * steps) % 1
     return (unit - 0.5) * (torch.tensor(shape, dtype=torch.float64) - 1)
 
