@@ -1,4 +1,4 @@
-"""Define `symrazor bench`: measure run time and memory against their goals."""
+"""Define `symrazor bench`: measure run time, memory and found quantities against their goals."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from symrazor.bench import augment as augment_bench
+from symrazor.bench import conserved as conserved_bench
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
@@ -31,10 +32,14 @@ class Arguments:
         growth: also measure the cost by number of samples and outputs (evidence only).
         probes: also measure the errors of the Monte Carlo estimators (evidence only).
         device: cpu or cuda (fit only).
+        noise: noise levels, relative to the spread of each coordinate (conserved only).
+        seeds: seeds of initial states and noise (conserved only).
+        half: systems to run; the development half may be used to adjust the method (conserved
+            only).
         quiet: print nothing; use with --json.
     """
 
-    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment"]]
+    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment", "conserved"]]
     json_file: JsonFile = None
     rounds: int = 5
     alphas: tuple[int, ...] = (10, 4)
@@ -43,11 +48,17 @@ class Arguments:
     growth: Flag = False
     probes: Flag = False
     device: str = "cpu"
+    noise: tuple[float, ...] = conserved_bench.NOISE_LEVELS
+    seeds: tuple[int, ...] = (0,)
+    half: conserved_bench.Half = "development"
     quiet: Flag = False
 
 
 def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
-    """Measure the cost of evidence estimates, layers, fit or learned augmentation."""
+    """Measure the cost of evidence estimates, layers, fit or learned augmentation.
+
+    `conserved` counts the conserved quantities that are found in systems with known ones.
+    """
     rounds, file = arguments.rounds, arguments.json_file
     show = partial(_show, quiet=arguments.quiet)
     match arguments.name:
@@ -58,6 +69,8 @@ def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
             show("fit against plain training", lambda: fit_bench.main(sizes))
         case "augment":
             show("Learned augmentation, in epochs of SGD", lambda: augment_bench.main(rounds, file))
+        case "conserved":
+            _conserved(arguments, show)
         case "evidence":
             _evidence(arguments, show)
 
@@ -78,6 +91,22 @@ def _evidence(arguments: Arguments, show: Callable[..., None]) -> None:
         show("Relative error against the exact estimate", evidence_bench.probes)
 
 
+def _conserved(arguments: Arguments, show: Callable[..., None]) -> None:
+    """Run the benchmark of conserved quantities; print all runs, then a summary."""
+    rows: list[conserved_bench.Row] = []
+
+    def run() -> list[conserved_bench.Row]:
+        rows.extend(
+            conserved_bench.main(
+                arguments.seeds, arguments.noise, arguments.half, arguments.json_file
+            )
+        )
+        return rows
+
+    show(f"Conserved quantities, {arguments.half} half", run)
+    show("Summary", lambda: conserved_bench.summarise(rows))
+
+
 def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None:
     """Measure while showing a clock, and print the rows as a table."""
     columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
@@ -94,4 +123,6 @@ def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
-    return f"{value:.4g}" if isinstance(value, float) else str(value or "")
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,53 @@
+"""The benchmark of conserved quantities on two systems."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from symrazor.bench import conserved
+from symrazor.bench.conserved_systems import Case, cases
+from symrazor.dynamics.invariants import Findings, find_conserved
+from symrazor.dynamics.trajectories import Trajectories
+
+
+def case(name: str) -> Case:
+    return next(case for case in cases() if case.name == name)
+
+
+def test_rows_of_two_systems(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    systems = [case("oscillator, stiffness 3"), case("damped oscillator")]
+    rows = conserved.main((3,), (0.02,), file=file, systems=systems)
+    assert [(row.true, row.found, row.false, row.exact) for row in rows] == [
+        (1, 1, 0, True),
+        (0, 0, 0, True),
+    ]
+    assert json.loads(file.read_text())[0]["system"] == "oscillator, stiffness 3"
+    (summary,) = conserved.summarise(rows)
+    assert (summary.runs, summary.exact, summary.missed, summary.false) == (2, 100.0, 0, 0)
+
+
+def test_quantities_of_another_system_are_false() -> None:
+    oscillator, damped = case("oscillator, stiffness 3"), case("damped oscillator")
+    findings = find_conserved(conserved.with_relative_noise(oscillator.simulate(0), 0.01, 0))
+    assert conserved.count_false(findings, oscillator.simulate(1)) == 0
+    assert conserved.count_false(findings, damped.simulate(1)) == 1
+    assert conserved.count_false(Findings(), damped.simulate(1)) == 0
+
+
+def test_noise_is_relative_to_the_spread() -> None:
+    states = torch.randn(50, 40, 2, dtype=torch.float64) * torch.tensor([1.0, 1e6])
+    data = Trajectories.of(states, torch.arange(40.0))
+    added = (conserved.with_relative_noise(data, 0.1, 0).states - states).flatten(0, 1).std(0)
+    torch.testing.assert_close(
+        added / states.flatten(0, 1).std(0), torch.full((2,), 0.1).double(), rtol=0.05, atol=0
+    )
+
+
+@pytest.mark.parametrize("half", ["development", "reported"])
+def test_halves_are_disjoint_and_cover_all_kinds(half: conserved.Half) -> None:
+    systems = cases()[0 if half == "development" else 1 :: 2]
+    assert len({system.name for system in cases()}) == len(cases()) == 40
+    assert {system.group for system in systems} == {"conservative", "dissipative", "chaotic"}
