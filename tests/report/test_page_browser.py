@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,16 @@ Driver = webdriver.Chrome
 TIMEOUT_SECONDS = 60
 """Time to wait for the page on a busy machine."""
 OPEN_DETAILS = "document.querySelectorAll('details').forEach(d => d.open = true)"
+SETTLED = """
+const done = arguments[0];
+const settled = () =>
+  "ready" in document.documentElement.dataset &&
+  [...document.querySelectorAll("figure > div")].every(
+    box => box.children.length || !box.checkVisibility());
+const check = () =>
+  requestAnimationFrame(() => (settled() ? requestAnimationFrame(() => done()) : check()));
+check();
+"""
 TABLE = ("caption", "thead", "tbody")
 RESOURCES = "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:'))"
 
@@ -47,6 +57,7 @@ def browser() -> Iterator[Driver]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(TIMEOUT_SECONDS)
     yield driver
     driver.quit()
 
@@ -74,11 +85,18 @@ def show(browser: Driver, file: Path, width: int = 1200, colours: str = "light")
     browser.get(file.as_uri())
     browser.execute_script("localStorage.clear()")
     browser.get(file.as_uri())
-    ready = "return 'ready' in document.documentElement.dataset"
-    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: d.execute_script(ready))
+    settle(browser)
     browser.execute_script(OPEN_DETAILS)
-    drawn = "[...document.querySelectorAll('figure > div')].every(box => box.children.length)"
-    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: ask(d, drawn))
+    settle(browser)
+
+
+def settle(browser: Driver) -> None:
+    """Wait until the page has drawn its charts: it draws them one frame after it adds them."""
+    browser.execute_async_script(SETTLED)
+
+
+def wait_for(browser: Driver, condition: Callable[[], object]) -> None:
+    WebDriverWait(browser, TIMEOUT_SECONDS, poll_frequency=0.05).until(lambda _: condition())
 
 
 def ask(browser: Driver, script: str, *values: object) -> Any:
@@ -112,7 +130,7 @@ def test_policy_blocks_foreign_content(browser: Driver, file: Path) -> None:
         "fetch('http://localhost:9/').catch(() => {});"
     )
     wanted = {"script-src-elem", "img-src", "style-src-elem", "style-src-attr", "connect-src"}
-    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda d: wanted <= set(ask(d, "stopped")))
+    wait_for(browser, lambda: wanted <= set(ask(browser, "stopped")))
     assert ask(browser, "window.hacked") == 0
 
 
@@ -162,13 +180,16 @@ def test_layers_by_mouse_and_by_keyboard(page: Driver) -> None:
     panel = page.find_element(By.CSS_SELECTOR, "#q0 .panel")
     assert panel.text.startswith("Layer 1")  # the layer with the largest share of free paths
     ActionChains(page).move_to_element(rows[0]).perform()
-    assert panel.text.startswith("Layer 0") and "translation error 1" in panel.text
+    wait_for(page, lambda: panel.text.startswith("Layer 0"))
+    assert "translation error 1" in panel.text
     ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h1")).perform()
-    assert panel.text.startswith("Layer 1")
+    wait_for(page, lambda: panel.text.startswith("Layer 1"))
     rows[2].click()
-    assert panel.text.startswith("Layer head") and rows[2].get_attribute("aria-pressed") == "true"
+    wait_for(page, lambda: panel.text.startswith("Layer head"))
+    assert rows[2].get_attribute("aria-pressed") == "true"
     rows[2].send_keys(Keys.SHIFT, Keys.TAB)
-    assert panel.text.startswith("Layer 1") and page.switch_to.active_element == rows[1]
+    wait_for(page, lambda: panel.text.startswith("Layer 1"))
+    assert page.switch_to.active_element == rows[1]
     assert "effective\n41" in panel.text and "precision of bias\n8" in panel.text
     outline = ask(page, "getComputedStyle(arguments[0]).outlineStyle", rows[1])
     assert outline == "solid"
@@ -181,7 +202,8 @@ def test_layers_by_touch(browser: Driver, file: Path) -> None:
     finger = ActionChains(browser, devices=[PointerInput("touch", "finger")])
     finger.w3c_actions.pointer_action.move_to(row).pointer_down().pointer_up()
     finger.perform()
-    assert browser.find_element(By.CSS_SELECTOR, "#q0 .panel").text.startswith("Layer 0")
+    panel = browser.find_element(By.CSS_SELECTOR, "#q0 .panel")
+    wait_for(browser, lambda: panel.text.startswith("Layer 0"))
     assert row.size["height"] >= 36
 
 
@@ -191,7 +213,7 @@ def test_charts_are_read_by_arrow_keys_and_by_pointer(page: Driver) -> None:
     page.execute_script("arguments[0].focus()", chart)
     for key, epoch in ((Keys.HOME, 5), (Keys.ARROW_RIGHT, 10), (Keys.END, 20), (Keys.LEFT, 15)):
         ActionChains(page).send_keys(key).perform()
-        assert chart.get_attribute("aria-valuenow") == str(epoch)
+        wait_for(page, lambda epoch=epoch: chart.get_attribute("aria-valuenow") == str(epoch))
         value = -100 - 1000 / epoch
         text = f"Epoch {epoch}: relaxed \N{MINUS SIGN}{abs(value):.0f}"
         assert (
@@ -200,21 +222,24 @@ def test_charts_are_read_by_arrow_keys_and_by_pointer(page: Driver) -> None:
     ActionChains(page).move_to_element_with_offset(
         chart, -chart.size["width"] // 2 + 60, 0
     ).perform()
-    assert readout.text.startswith("Epoch 5:")
+    wait_for(page, lambda: readout.text.startswith("Epoch 5:"))
 
 
 def test_details_are_folded_and_stay_open_across_tabs(browser: Driver, file: Path) -> None:
     show(browser, file)
     browser.refresh()
+    settle(browser)
     is_open = "[...document.querySelectorAll('details.fold')].map(d => d.open)"
     assert len(ask(browser, is_open)) >= 6 and not any(ask(browser, is_open))
     summary = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel] .fold > summary")
     summary.click()
+    settle(browser)
     browser.find_elements(By.CSS_SELECTOR, "#q0 [role=tab]")[1].click()
+    settle(browser)
     redrawn = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel] .fold")
     assert redrawn.get_attribute("open") is not None
     chart = redrawn.find_element(By.CSS_SELECTOR, "svg")
-    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda _: chart.size["width"] > 100)
+    assert chart.size["width"] > 100
 
 
 def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
@@ -222,11 +247,11 @@ def test_tabs_by_click_and_by_arrow_keys(page: Driver) -> None:
     panel = page.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel]")
     assert [tab.get_attribute("aria-selected") for tab in tabs] == ["true", "false"]
     tabs[1].click()
-    assert len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 2
+    wait_for(page, lambda: len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 2)
     tabs[1].send_keys(Keys.ARROW_RIGHT)
+    wait_for(page, lambda: len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 3)
     assert page.switch_to.active_element == tabs[0]
     assert panel.get_attribute("aria-labelledby") == tabs[0].get_attribute("id")
-    assert len(panel.find_elements(By.CSS_SELECTOR, ".row")) == 3
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -244,11 +269,12 @@ def test_the_longer_training_has_a_tab_and_curves(
     chosen = [tab.get_attribute("aria-selected") for tab in tabs]
     assert chosen == (["false", "false", "true"] if number == 0 else ["true", "false", "false"])
     tabs[-1].click()
+    settle(browser)
     panel = browser.find_element(By.CSS_SELECTOR, "#q0 [role=tabpanel]")
     label = "[aria-label^='Evidence and fit over training']"
     chart = panel.find_element(By.CSS_SELECTOR, label)
     chart.send_keys(Keys.END)
-    assert chart.get_attribute("aria-valuetext").startswith("Epoch 60:")
+    wait_for(browser, lambda: chart.get_attribute("aria-valuetext").startswith("Epoch 60:"))
     compared = "#q0 [aria-label='Candidates by evidence'] tbody tr"
     assert len(browser.find_elements(By.CSS_SELECTOR, compared)) == 2
     rows = browser.find_elements(By.CSS_SELECTOR, "#numbers table")[0]
@@ -282,12 +308,13 @@ def test_tables_sort_by_click_and_by_keyboard(page: Driver) -> None:
     unsorted = values()
     button = heads[column].find_element(By.TAG_NAME, "button")
     button.click()
-    assert values() == sorted(unsorted) != unsorted
+    wait_for(page, lambda: values() == sorted(unsorted) != unsorted)
     assert heads[column].get_attribute("aria-sort") == "ascending"
     button.send_keys(Keys.ENTER)
-    assert values() == sorted(unsorted, reverse=True)
+    wait_for(page, lambda: values() == sorted(unsorted, reverse=True))
     assert [h.get_attribute("aria-sort") for h in heads].count("descending") == 1
     heads[names.index("Group")].find_element(By.TAG_NAME, "button").send_keys(Keys.SPACE)
+    wait_for(page, lambda: heads[names.index("Group")].get_attribute("aria-sort") == "ascending")
     groups = [
         row.text
         for row in table.find_elements(
@@ -303,7 +330,7 @@ def test_tables_are_copied_as_csv(page: Driver) -> None:
     buttons = page.find_elements(By.CSS_SELECTOR, "#numbers .tools button")
     buttons[0].click()
     status = page.find_element(By.CSS_SELECTOR, "#numbers .tools [role=status]")
-    WebDriverWait(page, TIMEOUT_SECONDS).until(lambda _: status.text == "Copied 3 rows")
+    wait_for(page, lambda: status.text == "Copied 3 rows")
     copied = page.execute_async_script("navigator.clipboard.readText().then(arguments[0])")
     rows = list(csv.DictReader(io.StringIO(copied, newline="")))
     assert [row["Network"] for row in rows] == ["relaxed", "plain", page_document.XSS]
@@ -351,11 +378,12 @@ def test_colours_follow_the_reader(browser: Driver, file: Path) -> None:
     button = browser.find_element(By.ID, "theme")
     assert dark != light and button.get_attribute("aria-label") == "Switch to dark colours"
     button.click()
-    assert ask(browser, paper) == dark and button.text == "Light"
+    wait_for(browser, lambda: ask(browser, paper) == dark and button.text == "Light")
     browser.refresh()
-    WebDriverWait(browser, TIMEOUT_SECONDS).until(lambda b: ask(b, paper) == dark)  # remembered
+    settle(browser)
+    assert ask(browser, paper) == dark  # remembered
     browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
-    assert ask(browser, paper) == light
+    wait_for(browser, lambda: ask(browser, paper) == light)
 
 
 def test_everything_is_reachable_by_keyboard(page: Driver) -> None:
