@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
-from symrazor.core.reading import reader, reserve
+from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import NUMBER_KINDS, TEXT_KINDS, Array, as_inputs, as_labels
 from symrazor.data.batches import Tensors, check_batch
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.core.reading import reader, reserve
+from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import FileContents
 from symrazor.data.datasets import MAX_INFERRED_CLASSES, Kind
 

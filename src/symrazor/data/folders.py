@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from symrazor.core.reading import reader, reserve
+from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.core.reading import reader
+from symrazor.core.files import reader
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy

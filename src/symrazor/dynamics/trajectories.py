@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.core.reading import reader
+from symrazor.core.files import reader
 from symrazor.data.binary_files import read_archive
 from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.core.reading import reader
+from symrazor.core.files import reader
 from symrazor.core.validation import check_positive_integer
 from symrazor.groups import lie
 from symrazor.groups.generators import grid_shape

@@ -38,7 +38,7 @@ from typing import Any, Literal, get_type_hints
 import torch
 from torch import Tensor
 
-from symrazor.core.reading import reader
+from symrazor.core.files import reader
 from symrazor.core.validation import describe_type, matches_type
 from symrazor.data import flip_and_crop
 from symrazor.groups.constructors import is_group_file

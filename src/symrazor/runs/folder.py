@@ -37,8 +37,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from symrazor.core.files import parse_json, remove, write_atomically
-from symrazor.core.reading import reader
+from symrazor.core.files import parse_json, reader, remove, write_atomically
 from symrazor.core.version import __version__
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA

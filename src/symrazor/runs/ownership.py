@@ -34,10 +34,10 @@ from symrazor.core.files import (
     flush,
     is_temporary,
     parse_json,
+    reader,
     remove,
     write_atomically,
 )
-from symrazor.core.reading import reader
 from symrazor.core.version import __version__
 
 Command = Literal["discover", "fit"]

@@ -11,9 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from symrazor.core.files import parse_json
+from symrazor.core.files import parse_json, reader
 from symrazor.core.likelihood import as_likelihood
-from symrazor.core.reading import reader
 from symrazor.data import TensorLoader, Tensors
 from symrazor.groups.constructors import is_group_file
 from symrazor.inference.posterior import How, Prediction

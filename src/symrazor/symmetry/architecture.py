@@ -36,8 +36,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import fx, nn
 
-from symrazor.core.files import write_atomically
-from symrazor.core.reading import reader
+from symrazor.core.files import reader, write_atomically
 from symrazor.data.batches import Input, call
 from symrazor.symmetry.export import UndescribedError, describe
 from symrazor.symmetry.vocabulary import (

@@ -26,8 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.core.files import flush, named, parse_json, remove, temporary_path
-from symrazor.core.reading import reader
+from symrazor.core.files import flush, named, parse_json, reader, remove, temporary_path
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
 from symrazor.inference.razor import Razor

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from symrazor.core.files import check_writable_folder
-from symrazor.core.reading import reader
+from symrazor.core.files import check_writable_folder, reader
 from symrazor.core.validation import json_ready
 
 Record = Mapping[str, Any]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.core.reading import BUDGET_VARIABLE, reader, reserve
+from symrazor.core.files import BUDGET_VARIABLE, reader, reserve
 from symrazor.core.text import printable, table_cell
 from symrazor.data import read
 from symrazor.data.binary_files import MAPPED_BYTES, read_npy
