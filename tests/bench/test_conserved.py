@@ -46,8 +46,8 @@ def test_noise_is_relative_to_the_spread() -> None:
     )
 
 
-@pytest.mark.parametrize("half", ["development", "reported"])
+@pytest.mark.parametrize("half", ["develop", "report"])
 def test_halves_are_disjoint_and_cover_all_kinds(half: conserved.Half) -> None:
-    systems = cases()[0 if half == "development" else 1 :: 2]
+    systems = cases()[0 if half == "develop" else 1 :: 2]
     assert len({system.name for system in cases()}) == len(cases()) == 40
     assert {system.group for system in systems} == {"conservative", "dissipative", "chaotic"}

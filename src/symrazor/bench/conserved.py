@@ -24,7 +24,7 @@ from symrazor.bench.measure import write_rows
 from symrazor.dynamics.invariants import MAX_VARIATION, Findings, find_conserved
 from symrazor.dynamics.trajectories import Trajectories
 
-Half = Literal["development", "reported"]
+Half = Literal["develop", "report", "all"]
 NOISE_LEVELS = (0.002, 0.02, 0.1)
 """Standard deviations of the noise, relative to the spread of each coordinate."""
 CHECK_SEED = 1_000_003
@@ -73,12 +73,13 @@ class Summary:
 def main(
     seeds: Sequence[int] = (0,),
     noise_levels: Sequence[float] = NOISE_LEVELS,
-    half: Half = "development",
+    half: Half = "develop",
     file: Path | None = None,
     systems: Sequence[Case] | None = None,
 ) -> list[Row]:
     """Run one half of the systems, or the given ones, and write the rows to a file."""
-    chosen = cases()[0 if half == "development" else 1 :: 2] if systems is None else systems
+    halves = {"develop": slice(0, None, 2), "report": slice(1, None, 2), "all": slice(None)}
+    chosen = cases()[halves[half]] if systems is None else systems
     rows = [
         measure(case, seed, noise) for case in chosen for noise in noise_levels for seed in seeds
     ]

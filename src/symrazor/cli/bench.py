@@ -15,7 +15,9 @@ from symrazor.bench import conserved as conserved_bench
 from symrazor.bench import evidence as evidence_bench
 from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
-from symrazor.cli.terminal import Flag, JsonFile, console
+from symrazor.bench.truth import main as truth_bench
+from symrazor.bench.truth.methods import MethodName
+from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, console
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,22 @@ class Arguments:
         probes: also measure the errors of the Monte Carlo estimators (evidence only).
         device: cpu or cuda (fit only).
         noise: noise levels, relative to the spread of each coordinate (conserved only).
-        seeds: seeds of initial states and noise (conserved only).
-        half: systems to run; the development half may be used to adjust the method (conserved
-            only).
+        seeds: seeds of the data (conserved and truth).
+        half: what to run: "develop" may be used to adjust the method, "report" must not influence
+            it (conserved and truth).
+        methods: methods to run (truth only).
+        tasks: names of tasks; by default all of the half (truth only).
+        minutes: time of `discover` for each task (truth only).
+        jobs: number of processes with one thread each (truth only).
+        small: run few tasks with little time (truth only).
+        data: folder with mnist, fashion-mnist and cifar-10, which some tasks need (truth only).
+        resume: leave out what the JSON file has (truth only).
         quiet: print nothing; use with --json.
     """
 
-    name: tyro.conf.Positional[Literal["evidence", "layers", "fit", "augment", "conserved"]]
+    name: tyro.conf.Positional[
+        Literal["evidence", "layers", "fit", "augment", "conserved", "truth"]
+    ]
     json_file: JsonFile = None
     rounds: int = 5
     alphas: tuple[int, ...] = (10, 4)
@@ -50,14 +61,22 @@ class Arguments:
     device: str = "cpu"
     noise: tuple[float, ...] = conserved_bench.NOISE_LEVELS
     seeds: tuple[int, ...] = (0,)
-    half: conserved_bench.Half = "development"
+    half: conserved_bench.Half = "develop"
+    methods: tuple[MethodName, ...] = ("discover",)
+    tasks: tuple[str, ...] = ()
+    minutes: float = truth_bench.Options.minutes
+    jobs: int = 1
+    small: Flag = False
+    data: OptionalFolder = None
+    resume: Flag = False
     quiet: Flag = False
 
 
 def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
     """Measure the cost of evidence estimates, layers, fit or learned augmentation.
 
-    `conserved` counts the conserved quantities that are found in systems with known ones.
+    `conserved` counts the conserved quantities that are found in systems with known ones. `truth`
+    compares the answers of `discover` and of other methods with known answers.
     """
     rounds, file = arguments.rounds, arguments.json_file
     show = partial(_show, quiet=arguments.quiet)
@@ -71,6 +90,8 @@ def bench(arguments: Annotated[Arguments, tyro.conf.arg(name="")]) -> None:
             show("Learned augmentation, in epochs of SGD", lambda: augment_bench.main(rounds, file))
         case "conserved":
             _conserved(arguments, show)
+        case "truth":
+            _truth(arguments)
         case "evidence":
             _evidence(arguments, show)
 
@@ -107,12 +128,34 @@ def _conserved(arguments: Arguments, show: Callable[..., None]) -> None:
     show("Summary", lambda: conserved_bench.summarise(rows))
 
 
+def _truth(arguments: Arguments) -> None:
+    """Run the benchmark of known answers; tasks and rows are printed as they come."""
+    options = truth_bench.Options(
+        arguments.half,
+        arguments.methods,
+        arguments.tasks,
+        arguments.seeds,
+        arguments.minutes,
+        arguments.jobs,
+        arguments.small,
+        arguments.data,
+        arguments.json_file,
+        arguments.resume,
+    )
+    truth_bench.main(options, show=partial(_print_table, quiet=arguments.quiet))
+
+
 def _show(title: str, measure: Callable[[], Sequence[Any]], quiet: bool) -> None:
     """Measure while showing a clock, and print the rows as a table."""
     columns = (SpinnerColumn(), TextColumn(title), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as clock:
         clock.add_task("")
         rows = measure()
+    _print_table(title, rows, quiet)
+
+
+def _print_table(title: str, rows: Sequence[Any], quiet: bool) -> None:
+    """Print dataclass rows as a table."""
     values = [asdict(row) for row in rows]
     table = Table(*values[0], title=title)
     for row in values:

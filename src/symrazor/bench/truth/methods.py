@@ -1,0 +1,146 @@
+"""Methods that the benchmark can run: `discover`, and baselines.
+
+A method is a callable from a `Problem` to an `Answer`. To run in several processes it must be a
+function of a module, or a `functools.partial` of one.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from symrazor.bench.truth.networks import Architecture
+from symrazor.bench.truth.task import Answer, Claim, Normal, Prediction, Problem, Range
+from symrazor.bench.truth.training import (
+    folds,
+    negative_log_likelihood,
+    train_and_predict,
+    validation_losses,
+)
+from symrazor.data import dataset
+from symrazor.discovery import Discovery, discover
+from symrazor.discovery.invariances import LearnedInvariances
+from symrazor.symmetry.verdict import SMALL_ERROR
+
+Method = Callable[[Problem], Answer]
+FOLDS = 5
+STATED = 0.95
+"""Probability from which a baseline states its answer."""
+
+
+def run_discover(problem: Problem, minutes: float = 2.0) -> Answer:
+    """Answer by `symrazor.discover`."""
+    options: dict[str, Any] = {
+        "minutes": minutes,
+        "seed": problem.seed,
+        "progress": False,
+        "device": "cpu",
+    }
+    if problem.y is None:
+        data = dataset(problem.x, None, kind=problem.kind, times=problem.times)
+        return _as_answer(discover(data, **options), problem)
+    found = discover(problem.x, problem.y, kind=problem.kind, groups=problem.groups, **options)
+    return _as_answer(found, problem)
+
+
+def _as_answer(found: Discovery, problem: Problem) -> Answer:
+    """Return what a discovery states, in the terms of the benchmark."""
+    if found.dynamics is not None:
+        count = len(found.dynamics.discovered.conserved)
+        return Answer(
+            (Claim("conserved quantities", count, _probability(found.dynamics.discovered.margin)),)
+        )
+    answer = found.results[0].answer
+    gaps = [answer.subject.log_evidence - c.log_evidence for c in answer.candidates]
+    margin = min((abs(gap) for gap in gaps if gap), default=0.0)
+    probability = _probability(margin)
+    holds: dict[str, bool | None] = {}
+    if problem.kind == "vector" and problem.groups is None:
+        holds["linear"] = answer.best.name == "linear model"
+    elif answer.family.groups:
+        errors = answer.subject_fit.reading.equivariance_error
+        holds |= {name: errors[name] < SMALL_ERROR for name in answer.family.groups}
+    else:
+        names = [*(g if isinstance(g, str) else g.name for g in problem.groups or ())]
+        default = "permutation" if problem.kind == "set" else "translation"
+        is_unclear = answer.symmetric is False and bool(names)
+        holds = dict.fromkeys([default, *names], None if is_unclear else answer.symmetric)
+    claims = tuple(Claim(name, held, probability, margin) for name, held in holds.items())
+    prediction = found.predict(problem.test_x)
+    if not problem.is_regression:
+        return Answer(claims, _ranges(answer.invariances), prediction.clamp(min=1e-12).log())
+    held_out = found.results[0].test
+    assert held_out is not None
+    residuals = found.predict(held_out[0]).flatten() - held_out[1].flatten()
+    deviation = residuals.square().mean().sqrt().float()
+    return Answer(claims, {}, Normal(prediction.flatten().float(), deviation))
+
+
+def _probability(margin: float) -> float:
+    """Return the probability of the better of two hypotheses with equal prior odds."""
+    return 1 / (1 + math.exp(-min(abs(margin), 50.0)))
+
+
+def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
+    if not isinstance(learned, LearnedInvariances):
+        return {}
+    ranges = {}
+    for name, entry in learned.averaged.reading.invariances.items():
+        is_estimate = learned.supported and entry.open
+        status = "estimated" if is_estimate else "no evidence"
+        ranges[name] = Range(entry.width, entry.width, entry.width, status)  # type: ignore[arg-type]
+    ranges["scale"] = max((ranges[f"{axis}-scale"] for axis in "xy"), key=lambda r: r.estimate)
+    return ranges
+
+
+def cross_validation(problem: Problem) -> Answer:
+    """Answer by the fixed architecture that five-fold cross-validation prefers."""
+    pairs = folds(problem.labelled, FOLDS, problem.seed)
+    losses: dict[str, Tensor] = {}
+    for name, architecture in problem.architectures.items():
+        curves = [validation_losses(architecture, *pair, problem.seed, None)[0] for pair in pairs]
+        curve = torch.cat(curves, 1)
+        losses[name] = curve[curve.mean(1).argmin()]
+    winner = problem.architectures[min(losses, key=lambda name: float(losses[name].mean()))]
+    claims = tuple(_compared(claim, losses, problem.architectures) for claim in winner.holds)
+    return Answer(claims, {}, train_and_predict(winner, problem))
+
+
+def _compared(
+    claim: str, losses: Mapping[str, Tensor], architectures: Mapping[str, Architecture]
+) -> Claim:
+    """Compare the best architecture with a symmetry with the best one without it."""
+    best = {}
+    for holds in (True, False):
+        named = [name for name in losses if architectures[name].holds[claim] is holds]
+        best[holds] = min((losses[name] for name in named), key=lambda loss: float(loss.mean()))
+    gains = best[False] - best[True]
+    margin, error = float(gains.sum()), float(gains.std()) * math.sqrt(len(gains))
+    probability = 0.5 * (1 + math.erf(abs(margin) / max(error, 1e-9) / math.sqrt(2)))
+    stated = margin > 0 if probability >= STATED else None
+    return Claim(claim, stated, probability, margin, error)
+
+
+def best_on_test_set(problem: Problem) -> Answer:
+    """Answer by the fixed architecture with the best test score: a bound, not a method."""
+    assert problem.test_y is not None
+    scores: dict[str, tuple[float, Prediction]] = {}
+    for name, architecture in problem.architectures.items():
+        prediction = train_and_predict(architecture, problem)
+        loss = negative_log_likelihood(prediction, problem.test_y).mean()
+        scores[name] = (float(loss), prediction)
+    winner = min(scores, key=lambda name: scores[name][0])
+    holds = problem.architectures[winner].holds
+    claims = tuple(Claim(name, held, 1.0) for name, held in holds.items())
+    return Answer(claims, {}, scores[winner][1])
+
+
+MethodName = Literal["discover", "cross-validation", "best-on-test-set"]
+METHODS: dict[MethodName, Method] = {
+    "discover": run_discover,
+    "cross-validation": cross_validation,
+    "best-on-test-set": best_on_test_set,
+}
+"""Name -> method."""

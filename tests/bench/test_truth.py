@@ -1,0 +1,319 @@
+"""The benchmark of known answers: tasks, oracles, scores and the runner."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from symrazor.bench import truth
+from symrazor.bench.truth.main import Options, chosen_tasks, main
+from symrazor.bench.truth.networks import quarter_turn
+from symrazor.bench.truth.runner import append_rows, read_rows
+from symrazor.bench.truth.scores import compare_range, score
+from symrazor.bench.truth.task import Task
+from symrazor.bench.truth.training import folds, negative_log_likelihood, train
+from symrazor.groups import Group
+
+EVERY = truth.tasks()
+LABELLED = [task for task in EVERY if task.kind != "trajectory"]
+
+
+def named(name: str) -> Task:
+    return next(task for task in EVERY if task.name == name)
+
+
+def ids(tasks: list[Task]) -> list[str]:
+    return [task.name for task in tasks]
+
+
+@pytest.mark.parametrize("task", EVERY, ids=ids(EVERY))
+def test_a_seed_gives_the_same_problem_and_another_seed_another_one(task: Task) -> None:
+    first, again, other = task.make(3), task.make(3), task.make(4)
+    for name in ("x", "y", "test_x", "test_y"):
+        a, b = getattr(first, name), getattr(again, name)
+        assert a is None if b is None else torch.equal(a, b)
+    assert not torch.equal(first.x, other.x)
+    assert first.x.isfinite().all()
+    if first.y is not None and first.test_y is not None:
+        assert len(first.x) == len(first.y) == task.n
+        assert not torch.equal(first.x[0], first.test_x[0])
+        if not first.is_regression:
+            assert first.y.unique().tolist() == first.test_y.unique().tolist()
+            assert first.y.unique().tolist() == list(range(int(first.y.max()) + 1))
+
+
+def test_halves_have_every_kind_and_both_answers() -> None:
+    assert len({task.name for task in EVERY}) == len(EVERY) >= 30
+    halves = [truth.tasks("develop"), truth.tasks("report")]
+    assert sum(map(len, halves)) == len(EVERY)
+    assert abs(len(halves[0]) - len(halves[1])) <= 2
+    for half in halves:
+        kinds = {task.kind for task in half}
+        assert kinds == {"image", "volume", "series", "set", "vector", "trajectory"}
+        assert {task.claims.get("translation") for task in half} >= {True, False}
+        assert any(task.ranges for task in half)
+        assert all(task.reason for task in half)
+
+
+def transformed(x: Tensor, symmetry: str, groups: tuple[str | Group, ...] | None) -> Tensor:
+    """Return inputs transformed by an element of a symmetry that is not the identity."""
+    generator = torch.Generator().manual_seed(1)
+    for group in groups or ():
+        if isinstance(group, Group) and group.name == symmetry:
+            if group.permutations is not None:
+                for permutation in group.permutations:
+                    x = (
+                        x[..., permutation]
+                        if x.dim() == 3 and x.shape[1] == 1
+                        else x[:, permutation]
+                    )
+                return x
+            assert group.lie is not None
+            return x @ torch.linalg.matrix_exp(0.8 * group.lie.generators[0]).to(x).mT
+    match symmetry:
+        case "translation":
+            shifts = [1 + k for k in range(x.dim() - 2)]
+            return x.roll(shifts, list(range(2, x.dim())))
+        case "permutation":
+            return x[:, torch.randperm(x.shape[1], generator=generator)]
+        case "p4":
+            return quarter_turn(x, 1)
+        case "pm":
+            return x.flip(3)
+    raise AssertionError(symmetry)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("task", LABELLED, ids=ids(LABELLED))
+def test_architectures_have_exactly_the_symmetries_that_they_claim(task: Task) -> None:
+    problem = task.make(0)
+    x = problem.x[:16].double()
+    for name, architecture in problem.architectures.items():
+        torch.manual_seed(0)
+        network = architecture.make().double()
+        f = network(x)
+        for claim, holds in architecture.holds.items():
+            if claim == "linear":
+                middle = network((x[:8] + x[8:]) / 2)
+                error = float((middle - (f[:8] + f[8:]) / 2).norm() / f.norm())
+            else:
+                moved = network(transformed(x, claim, problem.groups))
+                error = float((moved - f).norm() / f.norm())
+            assert error < 1e-9 if holds else error > 1e-4, (name, claim, error)
+
+
+@pytest.mark.parametrize("task", LABELLED, ids=ids(LABELLED))
+def test_the_oracle_has_the_known_answer_built_in(task: Task) -> None:
+    holds = task.make(0).architectures[task.oracle].holds
+    assert {name: holds[name] for name in task.claims} == task.claims
+
+
+def test_a_shift_gives_another_picture_with_the_same_label() -> None:
+    """Objects anywhere: the distribution of places is uniform on the torus."""
+    problem = named("digits anywhere").change(n=4000, noise=0.0).make(0)
+    marginal = problem.x.mean((0, 1))
+    torch.testing.assert_close(marginal, marginal.mean().expand_as(marginal), rtol=0.25, atol=0)
+
+
+def test_labels_that_depend_on_the_place_are_exchanged_by_a_shift() -> None:
+    upper = named("row").change(noise=0.0).make(0)
+    mass = upper.x.sum((1, 3))
+    # A digit that starts in rows 9 to 14 has no ink above.
+    assert mass[upper.y == 1][:, 5:9].abs().max() == 0
+    assert mass[upper.y == 0][:, 14:].abs().max() == 0
+    digits = named("digit and column").change(noise=0.0).make(0)
+    assert digits.y is not None
+    left = digits.x[digits.y < 5].sum((0, 1, 2))
+    assert left[12:].abs().max() == 0
+
+
+def test_knobs_change_amount_noise_and_breaking() -> None:
+    task = named("weak breaking")
+    for breaking, expected in ((0.0, 0.5), (1.0, 1.0)):
+        problem = task.change(n=2000, breaking=breaking, noise=0.0).make(0)
+        assert problem.y is not None
+        rows = problem.x.sum((1, 3))
+        lower = rows[:, 13:].sum(1) > 0
+        agreement = float((problem.y == lower).float().mean())
+        assert len(problem.x) == 2000
+        assert agreement == pytest.approx(expected, abs=0.25)
+    clean, noisy = task.change(noise=0.0).make(0), task.change(noise=0.5).make(0)
+    assert float((noisy.x - clean.x).std()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_rotated_digits_have_the_range_of_the_knob() -> None:
+    """The angles are those of `rotated`; a range of 0 leaves the digits as they are."""
+    still = named("rotation 0").change(noise=0.0).make(0)
+    turned = named("rotation 180").change(noise=0.0).make(0)
+    spread = [float(x.std(0).mean()) for x in (still.x, turned.x)]
+    assert spread[1] > 1.05 * spread[0]
+    assert named("rotation 60").ranges == {"rotation": 60.0}
+
+
+def toy_answer(problem: truth.Problem, holds: bool = True) -> truth.Answer:
+    """State one claim with probability 0.9, and guess the labels."""
+    assert problem.y is not None
+    classes = int(problem.y.max()) + 1
+    guess = torch.full((len(problem.test_x), classes), -math.log(classes))
+    return truth.Answer((truth.Claim("translation", holds, 0.9, 2.2, 0.5),), {}, guess)
+
+
+def failing(problem: truth.Problem) -> truth.Answer:
+    raise ValueError("nothing to say")
+
+
+def quick(task: Task) -> Task:
+    return replace(task.change(n=60), oracle="", n_test=40)
+
+
+def test_the_runner_scores_keeps_rows_and_resumes(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    tasks = [quick(named("which half")), quick(named("event anywhere"))]
+    methods = {"toy": toy_answer, "failing": failing}
+    rows = truth.run(methods, tasks, (0, 1), file=file)
+    assert [(row.task, row.seed, row.method, row.status) for row in rows[:4]] == [
+        ("which half", 0, "toy", "wrong"),
+        ("which half", 0, "failing", "undecided"),
+        ("event anywhere", 0, "toy", "right"),
+        ("event anywhere", 0, "failing", "undecided"),
+    ]
+    assert "nothing to say" in rows[1].message
+    assert rows[0].nll == pytest.approx(math.log(2), abs=1e-6)
+    document = json.loads(file.read_text().splitlines()[2])
+    assert document["stated"] is True
+    assert document["margin"] == 2.2
+    assert read_rows(file) == rows
+    kept = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(kept[:2]) + kept[2][:40])  # stopped while writing
+    again = truth.run(methods, tasks, (0, 1), file=file, resume=True)
+    key = [(row.task, row.seed, row.method, row.status) for row in rows]
+    assert sorted(key) == sorted((r.task, r.seed, r.method, r.status) for r in again)
+    assert len(read_rows(file)) == len(rows)
+
+
+@pytest.mark.slow
+def test_processes_give_the_rows_of_one_process() -> None:
+    tasks = [quick(named("which half")), quick(named("event anywhere"))]
+    one = truth.run(toy_answer, tasks)
+    two = truth.run(toy_answer, tasks, jobs=2)
+    still = [replace(row, seconds=0.0) for row in sorted(one, key=lambda row: row.task)]
+    assert still == [replace(row, seconds=0.0) for row in sorted(two, key=lambda row: row.task)]
+
+
+def test_no_task_is_started_after_the_time_is_over() -> None:
+    assert truth.run(toy_answer, [quick(named("which half"))], stop_after=-1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "stated", "verdict"),
+    [
+        ("rotation", 30.0, truth.Range(39.0), "right"),
+        ("rotation", 30.0, truth.Range(41.0), "wrong"),
+        ("rotation", 180.0, truth.Range(154.0), "right"),
+        ("rotation", 180.0, truth.Range(150.0), "wrong"),
+        ("rotation", 0.0, truth.Range(status="no evidence"), "right"),
+        ("rotation", 30.0, truth.Range(status="no evidence"), "undecided"),
+        ("rotation", 0.0, truth.Range(status="not tested"), "undecided"),
+        ("scale", 1.5, truth.Range(1.7), "right"),
+        ("scale", 1.5, truth.Range(1.9), "wrong"),
+        ("flip", 0.5, truth.Range(0.4), "right"),
+        ("flip", 0.0, truth.Range(0.4), "wrong"),
+    ],
+)
+def test_ranges_have_a_tolerance(
+    name: str, known: float, stated: truth.Range, verdict: str
+) -> None:
+    status, error = compare_range(name, known, stated)
+    assert status == verdict
+    assert (error is None) == (stated.status != "estimated")
+
+
+def test_scores_of_claims_regression_and_regret() -> None:
+    task = named("linear target")
+    problem = task.make(0)
+    assert problem.test_y is not None
+    exact = truth.Normal(problem.test_y, torch.tensor(0.5))
+    answer = truth.Answer((truth.Claim("linear", None, 0.7),), {}, exact)
+    (row,) = score("toy", task, problem, answer, 1.0, oracle_nll=0.2)
+    nll = math.log(0.5) + 0.5 * math.log(2 * math.pi)
+    assert row.status == "undecided"
+    assert row.accuracy == 1.0
+    assert row.nll == pytest.approx(nll, abs=1e-6)
+    assert row.regret == pytest.approx(nll - 0.2, abs=1e-6)
+    silent = score("toy", task, problem, truth.Answer(), 1.0)
+    assert (silent[0].status, silent[0].probability, silent[0].nll) == ("undecided", None, None)
+
+
+def rows_with(probabilities: list[float], right: int) -> list[truth.Row]:
+    return [
+        truth.Row(
+            "toy", "task", "image", "develop", seed, 60.0, "translation", True, seed < right,
+            "right" if seed < right else "wrong", probability, regret=0.01 * seed,
+        )
+        for seed, probability in enumerate(probabilities)
+    ]  # fmt: skip
+
+
+def test_summaries_count_and_calibrate() -> None:
+    rows = rows_with([0.9, 0.92, 0.94, 0.97, 1.0], right=4)
+    rows[3] = replace(rows[3], status="undecided")
+    (summary,) = truth.summarise(rows)
+    assert (summary.right, summary.wrong, summary.undecided) == (60.0, 20.0, 20.0)
+    assert summary.regret == pytest.approx(0.02)
+    assert summary.minutes == 1.0
+    assert summary.brier == pytest.approx((0.1**2 + 0.08**2 + 0.06**2 + 1) / 4)
+    table = truth.reliability(rows)
+    assert [(line.low, line.claims, line.right) for line in table] == [
+        (0.9, 3, 1.0),
+        (0.99, 1, 0.0),
+    ]
+    assert table[0].probability == pytest.approx(0.92)
+
+
+def test_the_plain_trainer_finds_a_linear_target() -> None:
+    problem = named("linear target").make(1)
+    trained = train(problem.architectures["linear"], problem.labelled, 0)
+    assert problem.test_y is not None
+    loss = float(negative_log_likelihood(trained.predict(problem.test_x), problem.test_y).mean())
+    best = math.log(0.5) + 0.5 * math.log(2 * math.pi) + 0.5  # noise with deviation 0.5
+    assert best - 0.05 < loss < best + 0.15
+
+
+def test_folds_hold_out_every_sample_once() -> None:
+    x = torch.arange(23.0)
+    pairs = folds((x, x), 5, seed=0)
+    assert torch.cat([held_out[0] for _, held_out in pairs]).sort().values.equal(x)
+    for kept, held_out in pairs:
+        assert not set(kept[0].tolist()) & set(held_out[0].tolist())
+
+
+def test_options_choose_tasks() -> None:
+    assert chosen_tasks(Options("all")) == truth.tasks(needs=True)
+    assert len(chosen_tasks(Options(small=True))) == 4
+    assert [task.name for task in chosen_tasks(Options(tasks=("row",)))] == ["row"]
+    with pytest.raises(ValueError, match="Unknown task 'rows'"):
+        chosen_tasks(Options(tasks=("rows",)))
+
+
+def test_rows_of_a_file_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.jsonl"
+    append_rows(rows_with([0.9, 0.8], right=1), file)
+    main(Options(read=True, json=file))
+    printed = capsys.readouterr().out
+    assert "half: develop" in printed
+    assert "Calibration" in printed
+    with pytest.raises(ValueError, match="--json FILE"):
+        main(Options(read=True))
+
+
+@pytest.mark.slow
+def test_cross_validation_answers_small_tasks() -> None:
+    tasks = [named("ring of points"), named("which half"), named("linear classes")]
+    rows = truth.run({"cv": truth.METHODS["cross-validation"]}, tasks)
+    assert {row.status for row in rows} <= {"right", "undecided"}
+    assert sum(row.status == "right" for row in rows) >= 3
+    assert all(row.regret is not None and row.regret < 0.1 for row in rows)
