@@ -147,6 +147,26 @@ def test_messages_to_oneself_change_nothing(
     assert_close(got, expected, case)
 
 
+def test_an_empty_text_can_be_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with job.group_of_one("gloo", tmp_path / "store"):
+        monkeypatch.setattr(processes, "MIN_PROCESSES", 1)
+        assert processes.all_gather_text("") == [""]
+
+
+def test_a_lost_process_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("[pair.cc:5] Connection closed by peer\nmore")
+
+    with job.group_of_one("gloo", tmp_path / "store"):
+        monkeypatch.setattr(processes, "MIN_PROCESSES", 1)
+        monkeypatch.setattr(dist, "all_reduce", fail)
+        with pytest.raises(ConnectionError, match="has lost another process.* closed by peer.$"):
+            processes.barrier()
+    monkeypatch.setenv(processes.TIMEOUT_VARIABLE, "soon")
+    with pytest.raises(ValueError, match="must be a number of seconds"):
+        processes.timeout_seconds()
+
+
 def test_a_difference_is_shown_where_it_is() -> None:
     """Of two long texts, not their equal beginnings."""
     a, b = (json.dumps({"a": "x" * 900, "seed": seed, "z": "y" * 900}) for seed in (3, 4))

@@ -1,11 +1,14 @@
 """Test that files are written atomically."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load, save
 
-from symrazor.core.files import check_writable_file, write_atomically
+from symrazor.core.files import check_writable_file, with_sorted_metadata, write_atomically
 
 
 def test_files_are_written_atomically(tmp_path: Path) -> None:
@@ -38,3 +41,13 @@ def test_links_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     assert pipe.is_fifo() and os.read(reader, 100) == b"all of it"
     os.close(reader)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_metadata_are_sorted_and_tensors_stay() -> None:
+    tensors = {"b": torch.arange(3), "a": torch.ones(2, 2)}
+    names = {f"key {k}": str(k) for k in range(20)}
+    content = with_sorted_metadata(save(tensors, names))
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == names and list(header["__metadata__"]) == sorted(names)
+    for name, tensor in load(content).items():
+        assert torch.equal(tensor, tensors[name])

@@ -1,6 +1,8 @@
 """Files of strangers: one kind of error, one memory budget for each file."""
 
+import tracemalloc
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.core.files import BUDGET_VARIABLE, reader, reserve
+from symrazor.core.files import BUDGET_VARIABLE, budget, reader, reading, reserve
 from symrazor.core.text import printable, table_cell
 from symrazor.data import read
 from symrazor.data.binary_files import MAPPED_BYTES, read_npy
@@ -29,6 +31,43 @@ def test_every_error_names_the_file(error: Exception) -> None:
 def test_errors_of_the_system_stay(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_npy(tmp_path / "missing.npy")
+
+
+def test_damage_that_looks_like_an_error_of_the_system_names_the_file(tmp_path: Path) -> None:
+    """A wrong offset in the directory of an archive makes zipfile seek to a negative position."""
+    np.savez(tmp_path / "data.npz", x=np.zeros((30, 2)), y=np.arange(30))
+    content = bytearray((tmp_path / "data.npz").read_bytes())
+    end = content.rfind(b"PK\x05\x06")
+    content[end + 16] ^= 16  # the offset of the directory
+    (tmp_path / "data.npz").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="Cannot read .*data.npz"):
+        read(tmp_path / "data.npz")
+
+
+def test_a_part_of_an_image_that_declares_4_gib_takes_no_memory(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    image.new("L", (8, 8)).save(tmp_path / "a" / "0.png")
+    content = (tmp_path / "a" / "0.png").read_bytes()
+    end = content.index(b"IEND") - 4
+    (tmp_path / "a" / "0.png").write_bytes(content[:end] + b"\x7f\xff\xff\xffIDAT" + bytes(9))
+    tracemalloc.start()
+    with suppress(ValueError):
+        read(tmp_path, labelled=False)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+def test_own_errors_stay_if_asked() -> None:
+    def fail_in_torch() -> None:
+        torch.zeros(2).view(3)
+
+    for work, message in ((fail_in_torch, "Cannot read a.file: RuntimeError"), (budget, "^SYM")):
+        with pytest.raises(ValueError, match=message), reading("a.file", keep_own=True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(BUDGET_VARIABLE, "much")
+                work()
 
 
 def test_the_budget_holds_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from symrazor.dynamics.systems import oscillators
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import Progress, train
 from symrazor.dynamics.trajectories import Transitions, simulate, transitions
+from symrazor.training.checkpoint import Checkpoints
 
 CONFIG = TrainConfig(
     steps=24, batch_size=10, draws=2, flows=4, noise_kind="closed", burn_in=0.3, record=4
@@ -165,3 +166,10 @@ def test_discover_resumes(tmp_path: Path) -> None:
     assert after.decisions["plan"] == before.decisions["plan"]
     assert len(after.trainings) >= len(before.trainings)
     assert result.verdict
+
+
+@pytest.mark.parametrize("trainings", [3, [3], [{"state": {"seconds": 1.0}}], [{"belongs_to": {}}]])
+def test_checkpoints_of_another_kind_are_named(trainings: object, tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save({"trainings": trainings}, 1, 0)
+    with pytest.raises(ValueError, match="checkpoints of another kind of run"):
+        Journal(tmp_path)

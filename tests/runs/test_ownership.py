@@ -14,7 +14,7 @@ from run_case import SMALL, reseal, small
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.runs import load_run, run
+from symrazor.runs import load_run, ownership, run
 from symrazor.runs.folder import export_network, read_document
 from symrazor.runs.ownership import (
     LOCK,
@@ -174,12 +174,76 @@ def test_the_next_process_removes_temporary_files(tmp_path: Path) -> None:
     (folder / "plain").mkdir(parents=True)
     for name in (".config.toml.0123456789abcdef", "plain/.network.pt2.0123456789abcdef"):
         (folder / name).touch()
+    (folder / ".network.pt2.0123456789abcdef").mkdir()
+    (folder / ".network.pt2.0123456789abcdef" / "network.pt2").touch()
     (folder / ".config.toml.mine").touch()
     with owned_folder(folder, FIT):
         assert {path.name for path in folder.iterdir()} == {
             *("plain", ".config.toml.mine", MANIFEST, LOCK)
         }
         assert list((folder / "plain").iterdir()) == []
+
+
+def test_a_kill_while_a_run_is_deleted_leaves_no_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    with owned_folder(folder, DISCOVER):
+        for name in ("discover.json", "config.toml", "a/network.safetensors", "a/network.pt2"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).touch()
+        seal(folder, DISCOVER, ["discover.json", "a/network.safetensors"])
+    delete, left = ownership.remove, 3
+
+    def interrupted(path: Path) -> None:
+        nonlocal left
+        left -= path.exists()
+        if left == 0:
+            raise KeyboardInterrupt
+        delete(path)
+
+    monkeypatch.setattr(ownership, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt), owned_folder(folder, FIT, overwrite=True):
+        pass
+    monkeypatch.undo()
+    assert len(_files(folder)) > 1
+    with pytest.raises(ValueError, match="not finished"):
+        verify(folder)
+    with owned_folder(folder, FIT):  # the same command again, without overwrite
+        assert {path.name for path in folder.iterdir()} == {MANIFEST, LOCK}
+
+
+def test_a_killed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run(small(tmp_path, SMALL.replace("epochs = 2", "epochs = 1")), folder)
+    (folder / ".plain.pt2.0123456789abcdef").mkdir()
+    cli.run(["export", str(folder), "--format", "safetensors", "--quiet"])
+    assert not list(folder.glob(".*"))
+
+
+def test_damaged_documents_and_networks_are_named(tmp_path: Path) -> None:
+    """Their sums are right: a stranger made them."""
+    folder = tmp_path / "run"
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    sr.discover(x, x[:, 0], epochs=1).save(folder)
+    np.savez(tmp_path / "new.npz", x=x.numpy())
+    text = (folder / "discover.json").read_text()
+    for old, new, message in (
+        ('"name": "relaxed"', '"nam": 1', "damaged|Cannot read .*run"),
+        ('"questions": [', '"questions": [3, ', "discover.json is damaged"),
+        ('"history": [', '"history": [3, ', "Cannot read .*run"),
+    ):
+        if old in text:
+            (folder / "discover.json").write_text(text.replace(old, new, 1))
+            reseal(folder)
+            with pytest.raises(ValueError, match=message):
+                cli.run(["report", str(folder)])
+    (folder / "discover.json").write_text(text)
+    steps = (folder / "architecture.json").read_text()
+    (folder / "architecture.json").write_text(steps.replace('{"step":0}', '[{"step":0}]', 1))
+    reseal(folder)
+    with pytest.raises(ValueError, match="Cannot read .*run"):
+        predict(folder, tmp_path / "new.npz")
 
 
 def test_without_a_folder_the_first_free_one_is_taken(

@@ -147,8 +147,9 @@ def test_a_program_in_a_run_folder_is_never_read(
 
 
 def test_a_question_is_no_path(tmp_path: Path) -> None:
-    questions = [{"name": "../elsewhere"}, {"name": "b"}]
-    (tmp_path / "discover.json").write_text(json.dumps({"schema": 1, "questions": questions}))
+    questions = [{"name": name, "question": "?", "verdict": ""} for name in ("../elsewhere", "b")]
+    document = {"schema": 1, "kind": "vector", "data": {"shape": [3]}, "questions": questions}
+    (tmp_path / "discover.json").write_text(json.dumps(document))
     reseal(tmp_path, "discover.json")
     with pytest.raises(ValueError, match="is not the name of a folder"):
         load_network(tmp_path, "../elsewhere")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from itertools import takewhile
 from typing import Any
@@ -29,6 +30,10 @@ BUCKET_ELEMENTS = 2**22
 
 MIN_PROCESSES = 2
 """Smallest number of processes that exchange messages; tests lower it to 1."""
+
+TIMEOUT_VARIABLE = "SYMRAZOR_TIMEOUT_SECONDS"
+"""Environment variable: how long a process waits for the others before it ends with an error."""
+DEFAULT_TIMEOUT_SECONDS = 600
 
 _SINGLE_PROCESS = ContextVar("symrazor_single_process", default=False)
 
@@ -120,11 +125,14 @@ def _join(backend: str) -> World:
     """
     # Importing torch.distributed.nn later would keep a reference to the group past its end.
     import_module("torch.distributed.nn")
-    store, rank, size = next(iter(rendezvous("env://")))
+    timeout = timedelta(seconds=timeout_seconds())
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    dist.init_process_group(
-        backend, store=PrefixStore(f"symrazor-{attempt}", store), rank=rank, world_size=size
-    )
+    with _exchange():
+        store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+        prefixed = PrefixStore(f"symrazor-{attempt}", store)
+        dist.init_process_group(
+            backend, timeout=timeout, store=prefixed, rank=rank, world_size=size
+        )
     return world()
 
 
@@ -132,6 +140,28 @@ def finish() -> None:
     """Leave the process group; every process that called `start` should call this."""
     if is_initialized():
         dist.destroy_process_group()
+
+
+@contextmanager
+def _exchange() -> Iterator[None]:
+    """Turn the error of a message into one that says what happened and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        problem = str(error).strip().splitlines()[0][-200:]
+        raise ConnectionError(
+            f"Process {os.environ.get('RANK', '0')} has lost another process, which has ended or "
+            f"has not answered for {timeout_seconds():g} s. Start all processes again with "
+            f"--resume, or allow more time by {TIMEOUT_VARIABLE}=SECONDS. ({problem})"
+        ) from error
+
+
+def timeout_seconds() -> float:
+    """Return how long a process waits for the others."""
+    text = os.environ.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}.")
+    return float(text)
 
 
 @torch.no_grad()
@@ -153,10 +183,11 @@ def all_gather(rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
     if not is_distributed():
         return [rows]
     device = _message_device(rows.device, reduces=False)
-    padded = rows.new_zeros(max(counts), *rows.shape[1:], device=device)
+    padded = rows.new_zeros(max(1, *counts), *rows.shape[1:], device=device)
     padded[: len(rows)] = rows
     gathered = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(gathered, padded)
+    with _exchange():
+        dist.all_gather(gathered, padded)
     return [part[:n].to(rows.device) for part, n in zip(gathered, counts, strict=True)]
 
 
@@ -165,7 +196,7 @@ def all_gather_text(text: str) -> list[str]:
     if not is_distributed():
         return [text]
     device = _message_device(torch.device("cpu"))
-    encoded = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(device)
+    encoded = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
     lengths = all_gather(torch.tensor([len(encoded)], device=device), [1] * world().size)
     counts = [int(length) for length in lengths]
     return [bytes(part.tolist()).decode() for part in all_gather(encoded, counts)]
@@ -196,7 +227,8 @@ def any_process(flag: bool) -> bool:
     if not is_distributed():
         return flag
     total = torch.tensor(float(flag), device=_message_device(torch.device("cpu")))
-    dist.all_reduce(total)
+    with _exchange():
+        dist.all_reduce(total)
     return bool(total > 0)
 
 
@@ -219,10 +251,12 @@ def _send_in_buckets(tensors: Iterable[Tensor], send: Callable[[Tensor], Any]) -
         message_device = _message_device(device)
         for bucket in _buckets(group):
             if len(bucket) == 1 and bucket[0].is_contiguous() and message_device == device:
-                send(bucket[0].view(-1))
+                with _exchange():
+                    send(bucket[0].view(-1))
                 continue
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).to(message_device)
-            send(flat)
+            with _exchange():
+                send(flat)
             parts = flat.to(device).split([tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view(tensor.shape))

@@ -16,13 +16,12 @@ from symrazor.cli.terminal import (
     write_json,
 )
 from symrazor.core.text import printable
-from symrazor.report.page import write_page
 from symrazor.runs.folder import (
-    PAGE,
     export_network,
     is_run_file,
     network_folder,
     read_document,
+    write_report,
 )
 from symrazor.runs.ownership import inside
 from symrazor.runs.predictions import predict as predict_with_run
@@ -53,7 +52,7 @@ def report(
     if "verdict" in document:
         print_verdict(terminal, document["verdict"], "")
     write_json(json_file, document)
-    file = write_page(document, inside(run, PAGE) if out is None else out)
+    file = write_report(run, document, out)
     terminal.print(escape(f"Report: {file}"))
 
 

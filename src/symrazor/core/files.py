@@ -189,11 +189,20 @@ def reserve(n_bytes: int, path: object) -> None:
         _left.set(left - n_bytes)
 
 
+def is_system_error(error: Exception) -> bool:
+    """Return whether the operating system could not open or use a file that the error names.
+
+    Damaged files cause other errors of the system, such as a seek to a negative position.
+    """
+    return isinstance(error, OSError) and bool(error.errno) and error.filename is not None
+
+
 @contextmanager
-def reading(path: object) -> Iterator[None]:
+def reading(path: object, keep_own: bool = False) -> Iterator[None]:
     """Turn all errors into a ValueError that names the path; start a memory budget if needed.
 
-    Errors of the operating system and missing packages stay as they are.
+    Errors of the operating system that name a file, and missing packages, stay as they are. With
+    `keep_own`, so does every ValueError that symrazor raises.
     """
     token = _left.set(budget()) if _left.get() is None else None
     try:
@@ -201,10 +210,12 @@ def reading(path: object) -> Iterator[None]:
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno:
+        if is_system_error(error):
             raise
         is_ours = isinstance(error, ValueError) and not isinstance(error, UnicodeError)
         if is_ours and Path(str(path)).name in str(error):
+            raise
+        if is_ours and keep_own and _origin(error).startswith("symrazor."):
             raise
         raise ValueError(f"Cannot read {path}: {_describe(error)}.") from error
     finally:
@@ -225,6 +236,14 @@ def reader(
     return read
 
 
+def _origin(error: Exception) -> str:
+    """Return the name of the module that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+
+
 def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
@@ -233,3 +252,17 @@ def _describe(error: Exception) -> str:
     text = str(error).strip().rstrip(".").splitlines()[:1]
     message = text[0][:300] if text else "damaged"
     return message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
+
+
+def with_sorted_metadata(content: bytes) -> bytes:
+    """Return a safetensors file with sorted metadata, so that equal runs give equal bytes.
+
+    The library writes metadata in arbitrary order. A file is the length of its header in eight
+    bytes, the header as JSON (padded to a multiple of eight bytes), and the tensors.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[end:]

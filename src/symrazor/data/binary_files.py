@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
-from symrazor.core.files import reader, reserve
+from symrazor.core.files import is_system_error, reader, reserve
 from symrazor.data.arrays import NUMBER_KINDS, TEXT_KINDS, Array, as_inputs, as_labels
 from symrazor.data.batches import Tensors, check_batch
 
@@ -52,7 +52,7 @@ def read_npy(path: str | Path) -> Array:
         try:
             return _read_array(file, path.stat().st_size, path, "the array")
         except _READ_ERRORS as error:
-            if isinstance(error, OSError) and error.errno:
+            if is_system_error(error):
                 raise
             raise ValueError(
                 f"Cannot read {path} as an .npy file with plain numbers: {error}. "
@@ -85,7 +85,7 @@ def read_archive(
                     with archive.open(members[key]) as member:
                         arrays[key] = _read_array(member, members[key].file_size, path, key)
         except _READ_ERRORS as error:
-            if isinstance(error, OSError) and error.errno:
+            if is_system_error(error):
                 raise
             raise ValueError(
                 f"Cannot read {path} as an .npz file with plain numbers: "
@@ -99,7 +99,10 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, nam
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:
         raise ValueError(f"unsupported format version {version}")
-    shape, fortran_order, dtype = _HEADER_READERS[version](file)
+    try:
+        shape, fortran_order, dtype = _HEADER_READERS[version](file)
+    except (MemoryError, RecursionError):  # of Python's parser
+        raise ValueError("its header is nested too deeply") from None
     if dtype.kind not in NUMBER_KINDS + TEXT_KINDS:
         hint = " (lists of unequal length? pad them with NaN)" if dtype.kind == "O" else ""
         raise ValueError(f"{name} has type {dtype}{hint}")

@@ -3,6 +3,8 @@
 The latter need the package `datasets`.
 """
 
+import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from symrazor.core.files import reader, reserve
+from symrazor.core.files import is_system_error, reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -78,7 +80,7 @@ def read_files(files: list[Path]) -> UInt8[Tensor, "n c h w"]:
     reserve(memory, files[0].parent.parent)
     pixels = np.empty((len(files), height, width, channels), np.uint8)
     for number, file in enumerate(files):
-        with _readable(file), Image.open(file, formats=_FORMATS) as image:
+        with _opened(Image, file) as image:
             converted = image.convert("L" if channels == 1 else "RGB")
             pixels[number] = np.asarray(converted).reshape(pixels.shape[1:])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
@@ -86,7 +88,7 @@ def read_files(files: list[Path]) -> UInt8[Tensor, "n c h w"]:
 
 def _read_header(Image: Any, file: Path) -> tuple[tuple[int, int], str]:
     """Return (width, height) and the colour mode without decoding the pixels."""
-    with _readable(file), Image.open(file, formats=_FORMATS) as image:
+    with _opened(Image, file) as image:
         size, mode = image.size, str(image.mode)
     if mode.startswith(_WIDE_MODES):
         raise ValueError(
@@ -96,15 +98,31 @@ def _read_header(Image: Any, file: Path) -> tuple[tuple[int, int], str]:
     return size, mode
 
 
+class _BoundedFile(io.FileIO):
+    """A file of which no more is read than there is.
+
+    A part of an image can declare 4 GiB, and `read` allocates memory before it finds the end.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, os.fstat(self.fileno()).st_size - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left)) or b""
+
+
 @contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Turn all errors of Pillow, which have no common class, into a ValueError."""
+def _opened(Image: Any, file: Path) -> Iterator[Any]:
+    """Open an image; turn all errors of Pillow, which have no common class, into a ValueError."""
     try:
-        yield
+        with _BoundedFile(file) as content, Image.open(content, formats=_FORMATS) as image:
+            yield image
     except Exception as error:
-        if isinstance(error, OSError) and error.errno:
+        if is_system_error(error):
             raise
-        raise ValueError(f"Cannot read the image {file}: {error}. Replace or remove it.") from error
+        is_unknown = type(error).__name__ == "UnidentifiedImageError"
+        problem = f"Pillow cannot identify it as {', '.join(_FORMATS)}" if is_unknown else error
+        raise ValueError(
+            f"Cannot read the image {file}: {problem}. Replace or remove it."
+        ) from error
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -40,6 +40,8 @@ class Journal:
         self.decisions: dict[str, Any] = saved.get("decisions", {})
         self.trainings: list[State] = saved.get("trainings", [])
         self.n_started = 0
+        if not _is_journal(self.decisions, self.trainings):
+            raise ValueError(f"{directory} has checkpoints of another kind of run. Remove them.")
 
     @property
     def seconds(self) -> float:
@@ -83,6 +85,21 @@ class Journal:
         n_finished = sum("result" in training for training in self.trainings)
         state = {"decisions": self.decisions, "trainings": self.trainings}
         self.checkpoints.save(state, steps, n_finished)
+
+
+def _is_journal(decisions: Any, trainings: Any) -> bool:
+    """Return whether values from a file have the types that a journal writes."""
+    return (
+        isinstance(decisions, dict)
+        and isinstance(trainings, list)
+        and all(
+            isinstance(training, dict)
+            and isinstance(training.get("belongs_to"), dict)
+            and isinstance(training.get("state"), dict)
+            and isinstance(training["state"].get("seconds"), float)
+            for training in trainings
+        )
+    )
 
 
 class Entry:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from symrazor.accelerate.cuda_graphs import CUDAGraphCall
 from symrazor.accelerate.processes import single_process
+from symrazor.core.files import reading
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.hamiltonian import Hamiltonian, SymmetrisedNetwork
 from symrazor.dynamics.journal import Journal
@@ -79,7 +80,8 @@ def train(
     entry = None if journal is None else journal.next(model, data, config, task.state_dict)
     if entry is not None:
         if entry.state is not None:
-            task.load_state_dict(entry.state)
+            with reading(entry.directory, keep_own=True):
+                task.load_state_dict(entry.state)
         if entry.result is not None:
             if "error" in entry.result:
                 raise FloatingPointError(entry.result["error"])

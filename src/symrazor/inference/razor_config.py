@@ -167,10 +167,18 @@ def load_razor_state(razor: "Razor", state: State) -> None:
         razor.eta_optimiser.load_state_dict(state["eta_optimiser"])
     razor.generator.set_state(state["generator"])
     razor.training_steps = state["training_steps"]
+    for name, values in (state["best_state"] or {}).items():
+        if _shapes(values) != _shapes(getattr(razor, name).state_dict()):
+            raise ValueError(f"The best state has another {name} than this Razor.")
     razor.best_state = state["best_state"]
     razor.best = razor.latest = None
     if state["best"] is not None:
         razor.best = Evidence.from_dict(state["best"], razor.n_data, dict(state["best"]["gamma"]))
+
+
+def _shapes(values: State) -> dict[str, Any]:
+    """Return the shape of each tensor; None for a module's extra state."""
+    return {key: getattr(value, "shape", None) for key, value in values.items()}
 
 
 def _check(razor: "Razor", state: State) -> None:

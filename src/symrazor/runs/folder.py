@@ -37,21 +37,30 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from symrazor.core.files import parse_json, reader, remove, write_atomically
+from symrazor.core.files import (
+    parse_json,
+    reader,
+    reading,
+    remove,
+    with_sorted_metadata,
+    write_atomically,
+)
 from symrazor.core.version import __version__
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.report.content import SCHEMA
-from symrazor.report.page import write_page
+from symrazor.report.page import page_html, write_page
 from symrazor.runs.config import RunConfig
 from symrazor.runs.ownership import (
     MANIFEST,
     UNFINISHED,
+    Manifest,
     Owner,
     inside,
     read_manifest,
     seal,
     verify,
     write_manifest,
+    writing,
 )
 from symrazor.runs.records import (
     CHECKPOINTS,
@@ -132,7 +141,7 @@ def write_discovery(
         networks: subfolder ("" for the run folder) -> plain network and example input.
     """
     owner = _owner(folder, Owner("discover"))
-    write_manifest(folder, owner, None)
+    write_manifest(folder, Manifest(owner))
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_atomically(inside(folder, DOCUMENT), text.encode())
     write_page(document, inside(folder, PAGE))
@@ -198,9 +207,9 @@ def write_fit(
         for key, value in part.state_dict().items()
     }
     owner = _owner(folder, Owner("fit"))
-    write_manifest(folder, owner, None)
+    write_manifest(folder, Manifest(owner))
     write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
-    weights = _with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
+    weights = with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
     write_atomically(inside(folder, NETWORK), weights)
     write_atomically(inside(folder, RAZOR), save(_contiguous(learned)))
     undescribed = _write_plain(inside(folder, PLAIN), model, fit.reading, example, stored)
@@ -250,20 +259,6 @@ def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Mod
     return collapse(model, example, shares=reading)
 
 
-def _with_sorted_metadata(content: bytes) -> bytes:
-    """Return a safetensors file with sorted metadata, so that equal runs give equal bytes.
-
-    The library writes metadata in arbitrary order. A file is the length of its header in eight
-    bytes, the header as JSON (padded to a multiple of eight bytes), and the tensors.
-    """
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[end:]
-
-
 def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return copies on the CPU that share no memory."""
     return {
@@ -292,7 +287,42 @@ def read_document(run: Path) -> dict[str, Any]:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise ValueError(f"{file} has schema {schema!r}, not {SCHEMA}. Update symrazor.")
+    if not _has_questions(document):
+        raise ValueError(f"{file} is damaged: questions or data are missing. Run it again.")
     return dict(document)
+
+
+def _has_questions(document: dict[str, Any]) -> bool:
+    """Return whether a document has the entries that this module and the command read."""
+    data, questions = document.get("data"), document.get("questions")
+    return (
+        isinstance(data, dict)
+        and isinstance(data.get("shape"), list)
+        and isinstance(document.get("kind"), str)
+        and isinstance(document.get("verdict", ""), str)
+        and isinstance(questions, list)
+        and all(
+            isinstance(question, dict)
+            and all(isinstance(question.get(key), str) for key in ("name", "question", "verdict"))
+            and isinstance(question.get("headline", ""), str)
+            and all(_are_names(question.get(key)) for key in ("classes", "targets"))
+            for question in questions
+        )
+    )
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(v, str) for v in value))
+
+
+def write_report(run: Path, document: dict[str, Any], out: Path | None = None) -> Path:
+    """Write the report of a run, by default to `report.html` in its folder."""
+    with reading(run):
+        page = page_html(document)
+    file = inside(run, PAGE) if out is None else out
+    with writing(run, file):
+        write_atomically(file, page.encode())
+    return file
 
 
 def question_of(document: dict[str, Any], name: str | None) -> dict[str, Any]:
@@ -392,7 +422,8 @@ def export_network(
     if form == "safetensors" and not is_fit_run(run):  # the file exists, with its metadata
         file = network_folder(run, question) / WEIGHTS
         if out.resolve() != file.resolve():
-            write_atomically(out, file.read_bytes())
+            with writing(run, out):
+                write_atomically(out, file.read_bytes())
         return out
     document = read_document(run)
     shape = document["data"]["shape"]
@@ -404,4 +435,5 @@ def export_network(
     example = example if weight is None else example.to(weight)
     if not is_fit_run(run):
         example = example.to(input_dtype(document))
-    return save_network(network, out, example, form)
+    with writing(run, out):
+        return save_network(network, out, example, form)

@@ -8,6 +8,8 @@ unfinished, and files of two runs are never read together.
     {"schema": 1, "command": "fit", "arguments": {...}, "state": "finished",
      "symrazor": "0.1.0", "files": {"config.toml": "9f86d0...", ...}}
 
+While another run is deleted from the folder, the state is "clearing", with the files to delete.
+
 `.lock` names the process that writes to the folder. The operating system releases the lock when
 that process ends, however it ends.
 """
@@ -69,10 +71,14 @@ class Owner:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of `run.json`; `files` is None for an unfinished run."""
+    """The content of `run.json`.
+
+    `files` is None for an unfinished run, and `cleared` unless a former run is being deleted.
+    """
 
     owner: Owner
     files: Mapping[str, str] | None = None
+    cleared: Mapping[str, str] | None = None
 
     def describe(self) -> str:
         """Return the state and the command, for an error message."""
@@ -109,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     is_valid = (
         schema == SCHEMA
         and document.get("command") in COMMANDS
-        and document.get("state") in ("finished", "unfinished")
+        and document.get("state") in ("finished", "unfinished", "clearing")
         and isinstance(document.get("arguments"), dict)
         and isinstance(files, dict)
         and all(isinstance(s, str) and _SUM.fullmatch(s) for s in files.values())
@@ -117,18 +123,22 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not is_valid:
         raise ValueError(f"{file} is damaged. Run the command again with another --out.")
     owner = Owner(document["command"], document["arguments"])
-    return Manifest(owner, files if document["state"] == "finished" else None)
+    state = document["state"]
+    return Manifest(
+        owner, files if state == "finished" else None, files if state == "clearing" else None
+    )
 
 
-def write_manifest(folder: Path, owner: Owner, files: Mapping[str, str] | None) -> None:
-    """Write `run.json`; without `files` the run is unfinished."""
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `run.json`."""
+    state = "unfinished" if manifest.files is None else "finished"
     document = {
         "schema": SCHEMA,
-        "command": owner.command,
-        "arguments": owner.arguments,
-        "state": "unfinished" if files is None else "finished",
+        "command": manifest.owner.command,
+        "arguments": manifest.owner.arguments,
+        "state": state if manifest.cleared is None else "clearing",
         "symrazor": __version__,
-        "files": files or {},
+        "files": manifest.files or manifest.cleared or {},
     }
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_atomically(inside(folder, MANIFEST), text.encode())
@@ -142,7 +152,7 @@ def seal(folder: Path, owner: Owner, names: Sequence[str]) -> None:
         flush(path)
         flush(path.parent)
         files[name] = _digest(path)
-    write_manifest(folder, owner, files)
+    write_manifest(folder, Manifest(owner, files))
 
 
 def verify(folder: Path, *names: str) -> Manifest:
@@ -217,15 +227,17 @@ def owned_folder(
     try:
         with _locked(folder, key):
             problem = _problem(folder, owner, resume)
-            if problem is not None:
-                if not overwrite:
-                    raise ValueError(problem)
-                _delete_run(folder)
+            if problem is not None and not overwrite:
+                raise ValueError(problem)
+            manifest = read_manifest(folder)
+            is_cleared = manifest is not None and manifest.cleared is not None
+            if problem is not None or is_cleared:
+                _delete_run(folder, owner, manifest)
             remove_temporaries(folder)
-            is_new = read_manifest(folder) is None
             others = _names(folder)
+            is_new = problem is not None or manifest is None or is_cleared
             if is_new:
-                write_manifest(folder, owner, None)
+                write_manifest(folder, Manifest(owner))
             try:
                 yield
             except BaseException:
@@ -239,12 +251,22 @@ def owned_folder(
         raise
 
 
+@contextmanager
+def writing(folder: Path, file: Path) -> Iterator[None]:
+    """Lock the folder of a finished run while a further file is written, if that is inside."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        yield
+        return
+    with _locked(folder, folder.resolve()):
+        remove_temporaries(folder)
+        yield
+
+
 def remove_temporaries(folder: Path) -> None:
     """Remove what a process that was killed while it wrote to a run folder has left."""
-    for place in (folder, *(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())):
-        for path in place.iterdir():
-            if is_temporary(path.name):
-                remove(path)
+    for path in [*folder.glob("*"), *folder.glob("*/*")]:
+        if is_temporary(path.name) and not path.parent.is_symlink():
+            remove(path)
 
 
 def _problem(folder: Path, owner: Owner, resume: bool = False) -> str | None:
@@ -265,19 +287,21 @@ def _problem(folder: Path, owner: Owner, resume: bool = False) -> str | None:
     return f"{folder} already has {manifest.describe()}. {action}"
 
 
-def _delete_run(folder: Path) -> None:
-    """Delete the files of a run; other files in the folder are kept."""
-    manifest = read_manifest(folder)
-    remove(folder / MANIFEST)  # first: a run without its manifest is not read
-    flush(folder)
-    parts = [] if manifest is None or manifest.files is None else list(manifest.files)
-    places = {folder, *(inside(folder, name).parent for name in parts)}
-    for name in parts:
+def _delete_run(folder: Path, owner: Owner, manifest: Manifest | None) -> None:
+    """Delete the files of a run; other files in the folder are kept.
+
+    The folder is first marked for its new owner with the state "clearing": if the process is
+    killed, no reader takes what is left for a run, and the next process goes on deleting.
+    """
+    old = None if manifest is None else manifest.files or manifest.cleared
+    write_manifest(folder, Manifest(owner, cleared=old or {}))
+    places = {folder, *(inside(folder, name).parent for name in old or ())}
+    for name in old or ():
         remove(inside(folder, name))
     for place in sorted(places, reverse=True):
         for name in OUTPUTS:
             remove(place / name)
-        if place != folder and not any(place.iterdir()):
+        if place != folder and place.is_dir() and not any(place.iterdir()):
             place.rmdir()
 
 

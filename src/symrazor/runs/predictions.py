@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.files import write_atomically
+from symrazor.core.files import reading, write_atomically
 from symrazor.core.likelihood import as_likelihood
 from symrazor.core.text import printable, table_cell
 from symrazor.data.sources import read_inputs
@@ -77,17 +77,22 @@ def predict(
     network = load_network(run, question, trust_code)
     x = read_inputs(data, document["kind"], document["data"]["shape"])
     if not is_fit_run(run):
-        f = _batched(network, x.to(input_dtype(document)))
+        f = _batched(network, x.to(input_dtype(document)), run)
         return Predictions(f.softmax(-1) if classes else f, classes, targets)
     config = read_run(run).config.data
     x = x.to(getattr(torch, config.dtype))
     if config.name in NORMALISATION:
         x = normalised(x, config.name)
-    return Predictions(as_likelihood(config.likelihood).mean(_batched(network, x)), classes)
+    return Predictions(as_likelihood(config.likelihood).mean(_batched(network, x, run)), classes)
 
 
-def _batched(network: torch.nn.Module, x: Tensor) -> Tensor:
-    return torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+def _batched(network: torch.nn.Module, x: Tensor, run: Path) -> Tensor:
+    """Return outputs; a network of a stranger may fail in any way."""
+    with reading(run):
+        f = torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+        if f.ndim != 2 or len(f) != len(x):
+            raise ValueError(f"the network returns {list(f.shape)} for {len(x)} inputs")
+    return f
 
 
 def write_predictions(predictions: Predictions, out: Path | None) -> None:

@@ -15,6 +15,7 @@ from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
 from symrazor.runs.folder import write_fit
 from symrazor.runs.ownership import (
+    Manifest,
     Owner,
     inside,
     owned_folder,
@@ -73,7 +74,7 @@ def run(
         groups = tuple(files[g][0] if g in files else g for g in config.model.groups)
         stored = replace(config, model=replace(config.model, groups=groups))
         if world.is_main and not has_checkpoints:
-            write_manifest(folder, owner_of(config), None)
+            write_manifest(folder, Manifest(owner_of(config)))
             remove(folder / EVENTS)  # resumed without checkpoints: starts at epoch 1
             write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
             for name, content in files.values():

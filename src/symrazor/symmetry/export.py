@@ -38,7 +38,7 @@ from symrazor.accelerate.torch_internals import (
     local_buffers,
     local_parameters,
 )
-from symrazor.core.files import remove, temporary_path
+from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.path import is_symrazor_module
@@ -116,6 +116,8 @@ def save_network(
                 "Pass a larger tolerance to accept this."
             )
         os.replace(temporary, file)
+    except OSError as error:
+        raise named(error, file) from error
     finally:
         remove(folder)
     return file
@@ -177,6 +179,7 @@ def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
 
 def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
     save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x)})
+    file.write_bytes(with_sorted_metadata(file.read_bytes()))
     reloaded = copy.deepcopy(plain)
     with torch.no_grad():
         for tensor in reloaded.state_dict().values():

@@ -33,6 +33,7 @@ from symrazor.accelerate.processes import (
 )
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.evidence import Evidence
+from symrazor.core.files import reading
 from symrazor.core.parameters import hyperparameters
 from symrazor.data import TensorLoader, Tensors
 from symrazor.inference.razor import Razor
@@ -127,8 +128,9 @@ class Training(Task):
         saved = checkpoints.load() if checkpoints else None
         if is_distributed():  # before the first process writes anything, all must have read
             self._check_same_in_all_processes(saved)
-        if saved is not None:
-            self._load(saved)
+        if checkpoints is not None and saved is not None:
+            with reading(checkpoints.directory, keep_own=True):
+                self._load(saved)
         else:  # at once: a directory that cannot be written to must not cost a run
             self.save()
 
@@ -303,7 +305,9 @@ class Training(Task):
         self._load_generators(state["rng"])
         self.batches_done = state["batches_done"]
         self.summed_nll.fill_(state["summed_nll"])
-        self.stale, self.history = state["stale"], list(state["history"])
+        self.stale, self.history = int(state["stale"]), list(state["history"])
+        if not all({"epoch", "nll", "seconds"} <= set(record) for record in self.history):
+            raise ValueError("The history of the checkpoint is damaged. Remove the checkpoint.")
 
     # Checkpoints.
 

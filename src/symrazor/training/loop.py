@@ -175,8 +175,8 @@ class Loop:
         if stop or self.saver.due(round_ended):
             try:
                 self.saver.save()
-            except OSError:  # a full disk costs the checkpoint, not the run
-                log.exception("Could not write a checkpoint at %s.", self.task.position())
+            except OSError as error:  # a full disk costs the checkpoint, not the run
+                log.error("Could not write a checkpoint at %s: %s", self.task.position(), error)
         if not stop:
             return
         if world().is_main:

@@ -1,0 +1,12 @@
+"""Attack symrazor and count what goes wrong: `make faults`, or `python -m harness` here.
+
+| module | attack |
+|---|---|
+| `fuzz` | damaged and hostile files for every reader |
+| `kills` | SIGKILL before each file operation, and at random times |
+| `disk` | write errors, a full disk, folders that cannot be written |
+| `soak` | many estimates in one process: memory, handles, threads |
+| `wheel` | the package, built twice |
+
+Each has a function that returns a `Count`; `tests/faults/test_*.py` runs them briefly.
+"""

@@ -1,0 +1,252 @@
+"""Feed damaged files to every reader, in child processes, and count what must not happen.
+
+    python -m harness.fuzz TARGET FIRST COUNT    one child: inputs FIRST, FIRST + 1, ...
+
+An input is a function of the target and its number, so that each failure can be repeated.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+READ_BYTES = 32 << 20
+"""The budget of a file, `SYMRAZOR_READ_BYTES`."""
+SPARE_BYTES = 96 << 20
+"""Address space that a read may take besides the budget: decoders, copies, fragments."""
+MAX_SECONDS = 2.0
+"""Of CPU time, for one input."""
+HANG_SECONDS = 20.0
+KINDS = ("wrong exception", "over budget", "over 2 s", "outside", "code run", "crash")
+NAMES = ("fuzzed", "checkpoint", "the state", "the run")
+"""What an error may name besides a file: the folder, or the run that is resumed."""
+SHOWN = 5
+"""Failures of a target that are described."""
+
+_PROCESS_EVENTS = (
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "pty.spawn",
+)
+_NETWORK_EVENTS = ("socket.connect", "socket.bind", "urllib.Request")
+_WRITE_EVENTS = (
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+)
+
+
+class Hang(BaseException):
+    """Raised in a reader that does not end."""
+
+
+class Guard:
+    """Watch what a reader does besides returning, by an audit hook."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.path.realpath(folder)
+        self.readable = tuple(
+            {sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), *sys.path}
+        )
+        self.seen: list[tuple[str, str]] | None = None
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.seen is None:
+            return
+        if event in _PROCESS_EVENTS or event in _NETWORK_EVENTS or event == "pickle.find_class":
+            self.seen.append(("code run", f"{event}{str(args)[:200]}"))
+        elif event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+            path = os.path.realpath(os.fsdecode(args[0]))
+            writes = bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            known = path.startswith(tuple(p for p in self.readable if p)) or path == "/proc/meminfo"
+            if not self._is_inside(path) and (writes or not known):
+                self.seen.append(("outside", f"open {path}"))
+        elif event in _WRITE_EVENTS:
+            for path in args[:2]:
+                if isinstance(path, str | os.PathLike) and not self._is_inside(
+                    os.path.realpath(path)
+                ):
+                    self.seen.append(("outside", f"{event} {os.fspath(path)}"))
+
+    def _is_inside(self, path: str) -> bool:
+        return path == self.folder or path.startswith(self.folder + "/")
+
+    @contextmanager
+    def watching(self) -> Iterator[list[tuple[str, str]]]:
+        """Yield the list of violations."""
+        self.seen = found = []
+        try:
+            yield found
+        finally:
+            self.seen = None
+
+
+@contextmanager
+def limited_memory() -> Iterator[None]:
+    """Limit the address space to what the process has, plus the budget and some spare."""
+    with open("/proc/self/statm", "rb") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + READ_BYTES + SPARE_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+def classify(error: BaseException, names: set[str]) -> str | None:
+    """Return the kind of failure that an exception is, or None if it is a proper error.
+
+    Proper errors are ValueError itself, a class of symrazor, or an error of the operating system
+    with its number; and the message names a file.
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, MemoryError) or "allocate memory" in str(chain):
+            return "over budget"
+        chain = chain.__cause__
+    if isinstance(error, Hang):
+        return "over 2 s"
+    is_ours = type(error) is ValueError or type(error).__module__.startswith("symrazor.")
+    is_system = isinstance(error, OSError) and bool(error.errno) and bool(error.filename)
+    is_named = any(name.lower() in str(error).lower() for name in names)
+    return None if (is_ours and is_named) or is_system else "wrong exception"
+
+
+class Fuzzer:
+    """Feed inputs to one target and count failures."""
+
+    def __init__(self, name: str, place: Path) -> None:
+        from harness.samples import TARGETS  # after the environment is set
+
+        self.name, self.folder = name, place / "fuzzed"
+        self.folder.mkdir()
+        self.guard = Guard(self.folder)
+        self.target = TARGETS[name](self.folder)
+        self.target.read(self.folder)  # valid; also imports all that is imported late
+        self.files = {file: (self.folder / file).read_bytes() for file in self.target.damage}
+        if self.target.sealed:
+            self.files["run/run.json"] = (self.folder / "run" / "run.json").read_bytes()
+        self.names = {*NAMES, *(Path(file).name for file in self.files)}
+        self.rejected, self.slowest = 0, 0.0
+        self.failures: Counter[str] = Counter()
+        self.shown: list[str] = []
+
+    def feed(self, number: int) -> None:
+        """Write input `number`, read it, count what happens, and restore the files."""
+        from harness.samples import reseal
+
+        rng, target = random.Random(f"{self.name} {number}"), self.target
+        file = rng.choice(list(target.damage))
+        (self.folder / file).write_bytes(target.damage[file](rng, self.files[file]))
+        if target.spoil is not None:
+            target.spoil(rng, self.folder)
+        if target.sealed:
+            reseal(self.folder / "run")
+        started = time.process_time()
+        with limited_memory(), self.guard.watching() as violations:
+            error = self._read()
+        seconds = time.process_time() - started
+        self.slowest = max(self.slowest, seconds)
+        if seconds > MAX_SECONDS:
+            violations.append(("over 2 s", f"{seconds:.1f} s"))
+        if error is not None:
+            self.rejected += 1
+            kind = classify(error, self.names)
+            if kind is not None:
+                violations.append((kind, "".join(traceback.format_exception(error))))
+        for kind, text in violations:
+            self.failures[kind] += 1
+            if self.failures[kind] <= SHOWN:
+                self.shown.append(f"{self.name} {number} ({file}): {kind}: {text}")
+        for changed in self.files if target.spoil or target.sealed else [file]:
+            (self.folder / changed).write_bytes(self.files[changed])
+
+    def _read(self) -> BaseException | None:
+        """Return the error of the reader."""
+        try:
+            signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+            self.target.read(self.folder)
+        except (Exception, Hang) as error:
+            return error
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        return None
+
+
+def attack(name: str, first: int, count: int) -> dict[str, Any]:
+    """Feed `count` inputs to a target; return counts and descriptions of failures."""
+
+    def hang(number: int, frame: FrameType | None) -> None:
+        raise Hang
+
+    signal.signal(signal.SIGPROF, hang)
+    with tempfile.TemporaryDirectory(dir=_memory_disk()) as place:
+        fuzzer = Fuzzer(name, Path(place))
+        for number in range(first, first + count):
+            fuzzer.feed(number)
+    return {
+        "name": fuzzer.target.name,
+        "inputs": count,
+        "rejected": fuzzer.rejected,
+        "slowest": fuzzer.slowest,
+        "failures": dict(fuzzer.failures),
+        "shown": fuzzer.shown,
+    }
+
+
+def run_child(name: str, first: int, count: int) -> dict[str, Any]:
+    """Run `attack` in a process of its own; a crash is a failure."""
+    environment = os.environ | {"SYMRAZOR_READ_BYTES": str(READ_BYTES), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "harness.fuzz", name, str(first), str(count)]
+    done = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return result
+    text = f"{name} {first}: exit {done.returncode}: {done.stderr[-2000:]}"
+    failures = {"crash": 1}
+    return {
+        "name": name,
+        "inputs": 0,
+        "rejected": 0,
+        "slowest": 0,
+        "failures": failures,
+        "shown": [text],
+    }
+
+
+def _memory_disk() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    print(json.dumps(attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,357 @@
+"""Kill the command before each file operation and at random times, run it again, compare files.
+
+Each attempt runs in a forked child, because importing torch takes longer than a small training. The
+child counts its file operations by an audit hook and sends itself SIGKILL before the k-th one.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load
+
+from harness.samples import RUN_FILE, TABLES
+from symrazor.cli import app
+from symrazor.core.files import is_temporary
+
+OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
+MAX_SECONDS = 120.0
+"""A child that takes longer has hung."""
+TIMED_KEYS = ("seconds", "date", "blake2b")
+Files = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that is killed.
+
+    Args:
+        name: name in the table.
+        command: its arguments; it writes to `run`, or reads it.
+        before: commands that are run before it.
+        inputs: writes the input files to a folder.
+        processes: how many run it together, as torchrun starts them.
+        check: a command that reads what was written.
+    """
+
+    name: str
+    command: Sequence[str]
+    inputs: Callable[[Path], None]
+    before: Sequence[Sequence[str]] = ()
+    processes: int = 1
+    check: Sequence[str] = ("report", "run", "--json", "report.json", "--out", "r.html")
+
+
+@dataclass
+class Outcome:
+    """What was counted."""
+
+    kills: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    shown: list[str] = field(default_factory=list)
+
+    def fail(self, kind: str, text: str) -> None:
+        """Count and describe a failure."""
+        self.failures[kind] += 1
+        self.shown.append(f"{kind}: {text}")
+
+
+def _fit_inputs(folder: Path) -> None:
+    (folder / "run.toml").write_text(RUN_FILE.replace("epochs = 1", "epochs = 2"))
+    (folder / "other.toml").write_text(RUN_FILE.replace("limit = 40", "limit = 60"))
+
+
+def _arrays(*shape: int) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        x = np.random.default_rng(0).standard_normal((40, *shape)).astype(np.float32)
+        np.savez(folder / "data.npz", x=x, y=np.arange(40) % 2)
+
+    return write
+
+
+def _table(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "data.csv").write_text(TABLES[name]) and None
+
+
+def _motion(folder: Path) -> None:
+    times = np.arange(12) * 0.5
+    phase = np.random.default_rng(0).uniform(0, 6, (8, 1)) + times
+    np.savez(folder / "t.npz", states=np.stack([np.sin(phase), np.cos(phase)], -1), times=times)
+
+
+_DISCOVER = ("--epochs", "1", "--out", "run", "--quiet", "--no-invariances")
+_FIT = ("fit", "run.toml", "--out", "run", "--quiet")
+CASES = {
+    case.name: case
+    for case in (
+        Case("fit", _FIT, _fit_inputs),
+        Case(
+            "fit over another run",
+            ("fit", "other.toml", "--out", "run", "--quiet", "--overwrite"),
+            _fit_inputs,
+            before=[_FIT],
+        ),
+        Case("discover vectors", ("discover", "data.npz", *_DISCOVER), _arrays(3)),
+        Case("discover images", ("discover", "data.npz", *_DISCOVER), _arrays(1, 8, 8)),
+        Case("discover series", ("discover", "data.csv", *_DISCOVER), _table("series")),
+        Case("discover sets", ("discover", "data.csv", *_DISCOVER), _table("sets")),
+        Case("discover volumes", ("discover", "data.npz", *_DISCOVER), _arrays(1, 6, 6, 6)),
+        Case("trajectories", ("discover", "t.npz", "--epochs", "20", *_DISCOVER[2:-1]), _motion),
+        Case("report", ("report", "run", "--quiet"), _fit_inputs, before=[_FIT]),
+        Case("export", ("export", "run", "--quiet"), _fit_inputs, before=[_FIT]),
+        Case("two processes", _FIT, _fit_inputs, processes=2),
+    )
+}
+
+
+def run_forked(
+    folder: Path, command: Sequence[str], kill_at: int = 0, rank: int = 0, size: int = 1
+) -> int:
+    """Start the command in a forked child; return its process id.
+
+    The child writes its output to `output-RANK` and its number of file operations to `count-RANK`,
+    next to the folder.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        os.chdir(folder)
+        output = os.open(f"../output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if size > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        done = _count_operations(Path.cwd(), kill_at)
+        code = _run_command(command)
+        Path(f"../count-{rank}").write_text(str(done[0]))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_command(command: Sequence[str]) -> int:
+    sys.argv = ["symrazor", *command]
+    try:
+        app.main()
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else 0
+    return 0
+
+
+def _count_operations(folder: Path, kill_at: int) -> list[int]:
+    """Count operations on files in the folder; before number `kill_at`, kill the process."""
+    done = [0]
+    root = f"{os.path.realpath(folder)}/"
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event not in OPERATIONS or not isinstance(args[0], str | os.PathLike):
+            return
+        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return
+        if not os.path.abspath(os.fspath(args[0])).startswith(root):
+            return
+        done[0] += 1
+        if done[0] == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    return done
+
+
+def wait(pid: int, seconds: float = MAX_SECONDS) -> int:
+    """Return the exit code of a child, or minus the signal that ended it; -99 if it hangs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return -99
+
+
+def run_all(case: Case, folder: Path, kill_at: int = 0, kill_after: float = 0.0) -> list[int]:
+    """Run the command in all processes of a case; the first one is killed."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randint(20_000, 60_000))}
+    pids = [
+        run_forked(folder, case.command, kill_at if rank == 0 else 0, rank, case.processes)
+        for rank in range(case.processes)
+    ]
+    if kill_after:
+        time.sleep(kill_after)
+        os.kill(pids[0], signal.SIGKILL)
+    return [wait(pid) for pid in pids]
+
+
+def contents(folder: Path) -> Files:
+    """Return the content of all files of a run, without times; raise for a half-written one."""
+    files: Files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_file() or is_temporary(path.name) or path.name in (".lock", "report.json"):
+            continue
+        if any(is_temporary(part) for part in path.relative_to(folder).parts):
+            continue
+        files[name] = _content(path)
+    return files
+
+
+def _content(path: Path) -> Any:
+    """Return the content of a file without times; raise if it is half-written."""
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        return _without_times(json.loads(data))
+    if path.suffix == ".jsonl":
+        records = {r["epoch"]: r for line in data.splitlines() if (r := json.loads(line))}
+        return _without_times(list(records.values()))
+    if path.suffix == ".toml":
+        tomllib.loads(data.decode())
+    elif path.suffix == ".safetensors":
+        load(data)
+    elif path.suffix == ".pt2":
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                raise ValueError("damaged archive")
+    elif path.suffix == ".html" and not data.rstrip().endswith(b"</html>"):
+        raise ValueError("the page ends early")
+    has_times = path.suffix in (".pt2", ".html") or "checkpoints" in path.parts
+    return "" if has_times else data
+
+
+def _without_times(value: Any) -> Any:
+    """Drop durations, and the sums of files that have them."""
+    if isinstance(value, Mapping):
+        return {
+            key: _without_times(part)
+            for key, part in value.items()
+            if not any(word in key for word in TIMED_KEYS) and key != "files"
+        }
+    return [_without_times(part) for part in value] if isinstance(value, list) else value
+
+
+class Attack:
+    """The attempts on one case."""
+
+    def __init__(self, case: Case, place: Path) -> None:
+        self.case, self.place = case, place
+        self.outcome = Outcome()
+        self.fresh = place / "fresh"
+        self.fresh.mkdir(parents=True)
+        case.inputs(self.fresh)
+        for command in case.before:
+            self._require(wait(run_forked(self.fresh, command)) == 0)
+        self.old_report = self._report(self.fresh) if case.before else None
+        started = time.monotonic()
+        folder = self._copy()
+        self._require(set(run_all(case, folder)) == {0})
+        self.seconds = time.monotonic() - started
+        self.n_operations = int((place / "count-0").read_text())
+        self.expected = contents(folder)
+        self.new_report = self._report(folder)
+
+    def _require(self, condition: bool) -> None:
+        if not condition:
+            raise RuntimeError(f"{self.case.name}: {(self.place / 'output-0').read_text()}")
+
+    def _copy(self) -> Path:
+        folder = self.place / "work"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(self.fresh, folder)
+        return folder
+
+    def _report(self, folder: Path) -> Any:
+        """Return what the reading command prints, or None if it refuses the run."""
+        code = wait(run_forked(folder, self.case.check))
+        text = (self.place / "output-0").read_text()
+        if code == 2 and text.count("\n") == 1 and "Traceback" not in text:
+            return None
+        if code != 0:
+            self.outcome.fail("wrong exception", f"{self.case.name}: report: {code} {text[-1500:]}")
+            return None
+        report = _without_times(json.loads((folder / "report.json").read_bytes()))
+        for name in ("report.json", "r.html"):
+            (folder / name).unlink()
+        return report
+
+    def attempt(self, kill_at: int = 0, kill_after: float = 0.0) -> None:
+        """Kill one run, look at what is left, run it again, and compare."""
+        case, outcome = self.case, self.outcome
+        label = f"{case.name}, operation {kill_at}, {kill_after:.2f} s"
+        folder = self._copy()
+        codes = run_all(case, folder, kill_at, kill_after)
+        if codes[0] != -signal.SIGKILL:  # it had ended before
+            return
+        outcome.kills += 1
+        for rank, code in enumerate(codes[1:], 1):
+            text = (self.place / f"output-{rank}").read_text()
+            if code not in (0, 2) or "Traceback" in text or text.count("\n") > 1:
+                outcome.fail("wrong exception", f"{label}: process {rank}: {code} {text[-1500:]}")
+        try:
+            contents(folder)
+        except Exception as error:
+            outcome.fail("half-written", f"{label}: {error!r}")
+        report = self._report(folder)
+        if report is not None and report not in (self.old_report, self.new_report):
+            outcome.fail("mixed run", label)
+        codes = run_all(case, folder)
+        if set(codes) != {0} and not self._was_complete(report):
+            text = (self.place / "output-0").read_text()
+            outcome.fail("lost run", f"{label}: {codes} {text[-1500:]}")
+            return
+        found = contents(folder)
+        different = [
+            name
+            for name in sorted({*found, *self.expected})
+            if found.get(name) != self.expected.get(name)
+        ]
+        if different:
+            outcome.fail("lost run", f"{label}: {different} differ")
+        left = [path.name for path in folder.rglob("*") if is_temporary(path.name)]
+        if left:
+            outcome.fail("temporary left", f"{label}: {left}")
+
+    def _was_complete(self, report: Any) -> bool:
+        """Return whether the killed run was finished, so that it is not run again."""
+        text = (self.place / "output-0").read_text()
+        return report == self.new_report and "already has a finished run" in text
+
+
+def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> tuple[Outcome, int]:
+    """Kill a case before every file operation (or each `every`-th) and at random times.
+
+    Returns what was counted, and the number of file operations.
+    """
+    rng = random.Random(seed)
+    with tempfile.TemporaryDirectory() as place:
+        attempts = Attack(CASES[name], Path(place))
+        for number in range(1, attempts.n_operations + 1, every):
+            attempts.attempt(kill_at=number)
+        for _ in range(n_random):
+            attempts.attempt(kill_after=rng.uniform(0.02, attempts.seconds))
+    return attempts.outcome, attempts.n_operations
+
+
+if __name__ == "__main__":
+    outcome, operations = attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    print(sys.argv[1], operations, "operations", outcome.kills, "kills", dict(outcome.failures))
+    print("\n".join(outcome.shown[:10]))
