@@ -22,8 +22,7 @@ from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.trajectories import Dynamics, save_animation
-from symrazor.layers.path import traced
-from symrazor.layers.relaxed import spatial_layers
+from symrazor.layers.path import is_symrazor_module, traced
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import write_page
 from symrazor.runs.folder import ANIMATION, FIGURE, write_discovery
@@ -58,7 +57,8 @@ class QuestionResult:
     def network(self) -> nn.Module:
         """The recommended network as plain torch modules, on data that are not standardised."""
         fit = self.answer.recommended_fit
-        plain = fit.collapse() if spatial_layers(fit.model) else copy.deepcopy(fit.model).eval()
+        is_plain = not any(is_symrazor_module(module) for module in fit.model.modules())
+        plain = copy.deepcopy(fit.model).eval() if is_plain else fit.collapse()
         if self.preparation is None:
             return plain.cpu()
         return with_standardisation(plain.cpu(), self.preparation, self.data.x.ndim)

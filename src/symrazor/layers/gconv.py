@@ -134,16 +134,21 @@ class GConv(FilterPath):
         ).to(conv.weight)
         if not path.point_group.exact:
             raise ValueError(f"The group {path.group} does not map the grid to itself.")
-        (stage,) = path.stages
-        if not conv.weight.requires_grad:
+        if conv.weight.requires_grad:
+            path.take_from_(conv)
+        else:
             path.scale_(0.0)
-            return path
+        return path
+
+    @torch.no_grad()
+    def take_from_(self, conv: AnyConv) -> None:
+        """Move the equivariant part of a convolution into this path, which loses its weights."""
+        (stage,) = self.stages
         stage.project_(conv.weight, conv.bias)
         equivariant_part = stage.convolution()
         conv.weight.sub_(equivariant_part.weight)
         if conv.bias is not None and equivariant_part.bias is not None:
             conv.bias.sub_(equivariant_part.bias)
-        return path
 
     def _fields(self) -> Fields:
         outputs = self.point_group.fields("out_channels", self.out_channels)

@@ -1,4 +1,4 @@
-r"""Build plain torch networks, and convert the layers of this library to plain torch modules.
+r"""Build simple networks, and convert the layers of this library to plain torch modules.
 
 `convolutional`, `fully_connected` and `perceptron` return networks with fresh weights from torch's
 global random state. `Rewriter` converts a network; paths of a layer are merged where possible:
@@ -37,7 +37,6 @@ CONV_CHANNELS = {1: 16, 2: 8, 3: 4}
 LARGE_IMAGE_SIDE = 20
 """Images whose smaller side exceeds this many pixels get twice as many channels."""
 PERCEPTRON_WIDTH = 64
-_MAX_POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
 _GLOBAL_POOLS = {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}
 BASIS_BATCH_SIZE = 256
 """Unit inputs evaluated at a time when a path is converted to a matrix."""
@@ -51,10 +50,11 @@ def conv_channels(shape: Sequence[int]) -> int:
 
 
 def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) -> nn.Module:
-    """Return convolutions with max pooling in between, a global max pool and a linear layer.
+    """Return convolutions with aligned max pools in between, a global max pool and a linear layer.
 
-    There are as many convolutions as leave four positions per side, at most `MAX_CONVOLUTIONS`.
-    Circular padding makes each of them exactly equivariant to circular shifts.
+    The network is exactly invariant to circular shifts: convolutions have circular padding, and
+    `Subsample` follows the shifts, for sides of any length. There are as many convolutions as leave
+    four positions per side, at most `MAX_CONVOLUTIONS`.
 
     Args:
         shape: shape of one input, [channels, *size] in 1 to 3 dimensions.
@@ -69,7 +69,7 @@ def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) 
     layers: list[nn.Module] = []
     for c_in, c_out in pairwise(channels):
         conv = CONVOLUTIONS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
-        layers += [conv, nn.ReLU(), _MAX_POOLS[dims](2)]
+        layers += [conv, nn.ReLU(), Subsample(2, "aligned-max-pool")]
     head = [_GLOBAL_POOLS[dims](1), nn.Flatten(), nn.Linear(channels[-1], outputs)]
     return nn.Sequential(*layers[:-1], *head)
 

@@ -46,7 +46,7 @@ from symrazor.core.files import (
     write_atomically,
 )
 from symrazor.core.version import __version__
-from symrazor.layers.relaxed import spatial_layers
+from symrazor.layers.path import is_symrazor_module
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import page_html, write_page
 from symrazor.runs.config import RunConfig
@@ -253,8 +253,8 @@ def _write_readme(folder: Path, files: Mapping[str, str], usage: str) -> None:
 
 
 def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Module:
-    """Return a trained network as plain torch modules, collapsed if it has relaxed layers."""
-    if not spatial_layers(model):
+    """Return a trained network as plain torch modules, collapsed if it has other layers."""
+    if not any(is_symrazor_module(module) for module in model.modules()):
         return model.eval()
     return collapse(model, example, shares=reading)
 

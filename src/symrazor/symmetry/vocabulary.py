@@ -69,7 +69,10 @@ MODULES: dict[type[nn.Module], dict[str, Argument]] = {
 }
 """Layers and their constructor arguments, which are also names of their attributes."""
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "neg", "matmul", "gt", "getitem")
+_OPERATORS = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "matmul", "gt", "eq"),
+    "getitem",
+)
 _TORCH = "arange bmm cat einsum gather stack where exp sin cos tanh sigmoid relu".split()
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS},
@@ -84,8 +87,8 @@ ATTRIBUTES = ("device", "mT", "shape")
 
 METHODS = (
     *("abs", "amax", "argmax", "chunk", "contiguous", "detach", "double", "expand", "flatten"),
-    *("float", "mean", "permute", "reshape", "square", "squeeze", "sum", "transpose"),
-    *("unflatten", "unsqueeze"),
+    *("float", "mean", "permute", "reshape", "square", "squeeze", "sum"),
+    *("transpose", "type_as", "unflatten", "unsqueeze"),
 )
 """Methods of a tensor that a step may call."""
 
