@@ -27,6 +27,60 @@ SEVERAL_MODULES = {
 }
 """Tests of a behaviour that several modules of a package share."""
 
+TESTED_BY = {
+    "bench/conserved_systems.py": "bench/test_conserved.py",
+    "cli/bench.py": "cli/test_app.py",
+    "cli/data.py": "data/test_download.py",
+    "cli/discover.py": "discovery/test_api.py",
+    "cli/experiment.py": "cli/test_app.py",
+    "cli/run_folder.py": "runs/test_training.py",
+    "cli/terminal.py": "cli/test_app.py",
+    "core/errors.py": "curvature/test_coverage.py",
+    "core/evidence.py": "inference/test_laplace.py",
+    "core/prior.py": "inference/test_razor.py",
+    "core/text.py": "core/test_files_reading.py",
+    "core/version.py": "cli/test_app.py",
+    "discovery/question.py": "discovery/test_api.py",
+    "discovery/result.py": "discovery/test_api.py",
+    "dynamics/config.py": "dynamics/test_errors.py",
+    "dynamics/figures.py": "dynamics/test_discovery.py",
+    "dynamics/hamiltonian.py": "dynamics/test_training.py",
+    "dynamics/mechanics.py": "dynamics/test_systems.py",
+    "dynamics/result.py": "dynamics/test_discovery.py",
+    "dynamics/trained.py": "dynamics/test_training.py",
+    "dynamics/trajectories.py": "dynamics/test_discovery.py",
+    "experiments/figures.py": "experiments/test_liw_figures.py",
+    "experiments/images.py": "experiments/test_ella_tables.py",
+    "experiments/liw_table1.py": "experiments/test_liw.py",
+    "experiments/liw_tables.py": "experiments/test_liw.py",
+    "experiments/noether_controls.py": "experiments/test_noether.py",
+    "experiments/noether_discover.py": "experiments/test_noether.py",
+    "experiments/noether_systems.py": "experiments/test_noether.py",
+    "experiments/options.py": "experiments/test_ella.py",
+    "experiments/registry.py": "experiments/test_ella.py",
+    "experiments/rotated_share.py": "experiments/test_ella_tables.py",
+    "experiments/talk_figure.py": "experiments/test_talk_basis.py",
+    "groups/generators.py": "groups/test_group.py",
+    "groups/maps.py": "layers/test_equivariant.py",
+    "inference/variational/config.py": "training/test_variational.py",
+    "inference/variational/gaussian.py": "inference/variational/test_posteriors.py",
+    "inference/variational/local_reparameterisation.py": "inference/variational/test_network.py",
+    "invariance/features.py": "invariance/test_invariant_weights.py",
+    "layers/group_filter.py": "layers/test_gconv.py",
+    "layers/subsampling.py": "layers/test_path.py",
+    "linalg/jacobian_rows.py": "curvature/test_kernel.py",
+    "linalg/kernel.py": "curvature/test_kernel.py",
+    "runs/folder.py": "runs/test_untrusted_files.py",
+    "runs/records.py": "runs/test_training.py",
+    "symmetry/vocabulary.py": "symmetry/test_architecture.py",
+    "testing/groups.py": "groups/test_group.py",
+    "testing/layers.py": "curvature/test_weight_sharing.py",
+    "testing/likelihoods.py": "core/test_likelihood.py",
+    "testing/oracles.py": "curvature/test_weight_sharing.py",
+    "testing/paths.py": "layers/test_path.py",
+}
+"""Modules without a test file of their own name, and the test that covers most of each."""
+
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_no_public_name_shadows_a_module(name: str) -> None:
@@ -101,3 +155,22 @@ def test_tests_mirror_the_source_tree() -> None:
     folders = {file.parts[0] for file in files} - {"docs"}
     modules = {path.stem for path in SOURCE.iterdir()}
     assert folders <= modules
+
+
+def has_own_test(module: str) -> bool:
+    """Return whether a module, or the subpackage that it is in, has a test file of its name."""
+    path = Path(module)
+    folder, name = TESTS / path.parent, path.stem
+    patterns = (f"test_{name}.py", f"test_{name}_*.py", f"{name}/test_*.py")
+    own = any(next(folder.glob(pattern), None) for pattern in patterns)
+    return own or (folder.parent / f"test_{path.parent.name}.py").exists()
+
+
+def test_the_test_of_every_module_is_known() -> None:
+    """Add a test file of the module's name, or name the test that covers it in `TESTED_BY`."""
+    assert has_own_test("curvature/convolution.py") and has_own_test("sklearn.py")
+    assert has_own_test("bench/truth/task.py")
+    assert not has_own_test("core/text.py")
+    modules = [str(file.relative_to(SOURCE)) for file in SOURCE.rglob("[!_]*.py")]
+    assert {module for module in modules if not has_own_test(module)} == set(TESTED_BY)
+    assert [test for test in TESTED_BY.values() if not (TESTS / test).exists()] == []
