@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from symrazor.curvature import convolution, tape
+from symrazor.curvature import convolution, fast_backward
 from symrazor.curvature.convolution import Geometry
 from symrazor.curvature.weight_sharing import sharing
 from symrazor.linalg.factor import gram
@@ -153,9 +153,9 @@ def test_fast_backward_matches_autograd(
     y = F.conv2d(x, w, None, stride, padding)
     g = torch.randn_like(y)
     (truth,) = torch.autograd.grad(y, x, g)
-    gradients = tape._input_gradient(g, w.detach(), x.shape, stride, padding)
+    gradients = fast_backward._input_gradient(g, w.detach(), x.shape, stride, padding)
     torch.testing.assert_close(gradients.permute(0, 3, 1, 2), truth)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = F.conv2d(x, w, None, stride, padding, (1, 1), 1)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], truth)
 
@@ -168,7 +168,7 @@ def test_fast_backward_does_not_replace_dilation_and_groups(
     w = torch.randn(4, 2 // groups, 2, 2, dtype=F64)
     y = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     g = torch.randn_like(y)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         again = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     assert torch.equal(again, y)
     torch.testing.assert_close(torch.autograd.grad(again, x, g), torch.autograd.grad(y, x, g))
@@ -180,7 +180,7 @@ def test_fast_backward_keeps_gradients_of_computed_weights(stride: int) -> None:
     x = torch.randn(2, 2, 4, 4, dtype=F64, requires_grad=True)
     options = None, (stride, stride), (0, 0), (1, 1), 1
     (expected,) = torch.autograd.grad(F.conv2d(x * 1, source * 2, *options).sum(), source)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = F.conv2d(x * 1, source * 2, *options)
     (gradients,) = torch.autograd.grad(y.sum(), source)
     torch.testing.assert_close(gradients, expected)
@@ -200,7 +200,7 @@ def test_fast_backward_does_not_store_the_input(dims: int, last: bool) -> None:
     w = torch.randn(5, 4, *[3] * dims, dtype=F64, requires_grad=True)
     b = torch.randn(5, dtype=F64, requires_grad=True)
     plain = convolve(made, w, b, padding=1)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         y = convolve(made, w, b, padding=1)
     assert torch.equal(y, plain)
     for output, kept in ((plain, True), (y, False)):
@@ -221,7 +221,7 @@ def test_fast_backward_under_vmap() -> None:
 
     gradient = torch.func.vmap(torch.func.grad(total))
     expected = gradient(x)
-    with tape.FastBackward():
+    with fast_backward.FastBackward():
         torch.testing.assert_close(gradient(x), expected)
 
 

@@ -3,7 +3,8 @@
 `tests/accelerate/test_torch_internals.py` checks each name and lists the code that depends on it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -25,8 +26,37 @@ Dropout = _DropoutNd
 InstanceNorm = _InstanceNorm
 """Base classes of the layers of all dimensions."""
 
-reparametrize_module = _reparametrize_module
-"""Use other tensors as a module's parameters within a context."""
+
+@contextmanager
+def reparametrize_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Use other tensors as a module's parameters within a context, wherever they are shared.
+
+    Recurrent modules keep a second list of their parameters, which torch does not update.
+    """
+    recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase)]
+    with _reparametrize_module(module, dict(tensors), tie_weights=True):
+        before = [m._flat_weights for m in recurrent]
+        for m in recurrent:
+            m._flat_weights = [getattr(m, name) for name in m._flat_weights_names]
+        try:
+            yield
+        finally:
+            for m, flat in zip(recurrent, before, strict=True):
+                m._flat_weights = flat
+
+
+def flat_rnn_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that the forward pass of a recurrent module uses, by local name."""
+    if not isinstance(module, nn.RNNBase):
+        return {}
+    names, values = module._flat_weights_names, module._flat_weights
+    return {n: v for n, v in zip(names, values, strict=True) if v is not None}
+
+
+def is_checkpointing() -> bool:
+    """Return whether hooks on saved tensors are active, such as those of torch.utils.checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
 
 PAD_FUNCTIONS = (F.pad, torch._C._nn.pad)
 """What a TorchFunctionMode sees for F.pad: the function itself or its C implementation."""

@@ -49,6 +49,22 @@ class Geometry:
         )
 
 
+def functional_amounts(
+    padding: int | str | Sequence[int], kernel: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the padding of F.conv1d, F.conv2d or F.conv3d as F.pad expects it."""
+    if padding == "same":
+        totals = [gap * (k - 1) for k, gap in zip(kernel, dilation, strict=True)]
+        sides = [(total // 2, total - total // 2) for total in totals]
+    elif isinstance(padding, str):
+        sides = [(0, 0)] * len(kernel)
+    else:
+        sizes = [padding] * len(kernel) if isinstance(padding, int) else list(padding)
+        sizes = sizes * len(kernel) if len(sizes) == 1 else sizes
+        sides = [(size, size) for size in sizes]
+    return tuple(amount for side in reversed(sides) for amount in side)
+
+
 def pad(x: Tensor, shape: Geometry) -> Tensor:
     """Pad the input as the convolution does."""
     mode = "constant" if shape.padding_mode == "zeros" else shape.padding_mode

@@ -1,21 +1,29 @@
 """Match every trainable weight to a layer, and verify a model before its curvature is computed.
 
 No weight is skipped silently: weights without curvature raise `UnsupportedParameterError`, which
-names them. The engine assumes that a model treats samples independently and that the formats of its
+names them. A weight outside of registered layers is supported if the operations that use it are.
+The engine assumes that a model treats samples independently and that the formats of its
 layers explain all uses of its weights. `verify` tests both against autograd on two samples.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from symrazor.accelerate.processes import check_not_sharded
-from symrazor.accelerate.torch_internals import BatchNorm, Dropout, is_compiled
+from symrazor.accelerate.torch_internals import (
+    BatchNorm,
+    Dropout,
+    is_compiled,
+    local_parameters,
+)
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
-from symrazor.curvature.tape import Use, record
+from symrazor.curvature.tape import record
+from symrazor.curvature.uses import Use
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
 from symrazor.data.batches import Input, call, map_tensors
 
@@ -23,12 +31,13 @@ from symrazor.data.batches import Input, call, map_tensors
 def layers(model: nn.Module) -> list[Layer]:
     """Return all layers that hold the model's trainable weights, each weight exactly once.
 
-    Dropout is not checked here; see `check_mode`.
+    Weights outside of registered layers, or shared by several modules, are layers of their own,
+    whose operations are recorded (see `operations`). Whether the operations explain the gradient
+    is checked by `verify`. Dropout is not checked here; see `check_mode`.
 
     Raises:
-        UnsupportedParameterError: for weights that belong to no registered layer, are shared by
-            several modules, or belong to a BatchNorm in training mode or to a subclass that
-            overrides the forward pass of a registered layer.
+        UnsupportedParameterError: for weights of a BatchNorm in training mode, and of an Embedding
+            with max_norm.
     """
     if is_compiled(model):
         raise ValueError(
@@ -38,37 +47,38 @@ def layers(model: nn.Module) -> list[Layer]:
     check_not_sharded(model)
     theta = weights(model)
     name_of = {id(parameter): name for name, parameter in theta.items()}
+    shared = _shared(model)
     result: list[Layer] = []
-    covered: dict[str, str] = {}
     unsupported: dict[str, str] = {}
-    shaping: set[str] = set()
+    covered: set[str] = set()
     for prefix, module in model.named_modules():
         names = {
             local: name_of[id(parameter)]
             for local, parameter in module.named_parameters(recurse=False)
-            if id(parameter) in name_of and name_of[id(parameter)] not in shaping
+            if id(parameter) in name_of and name_of[id(parameter)] not in covered
         }
         if not names:
             continue
-        reason = unsupported_reason(module)
+        reason = _harm(module)
         if reason is not None:
             unsupported.update(dict.fromkeys(names.values(), reason))
             continue
-        form = sharing(module)
+        form = None
+        if unsupported_reason(module) is None and not _holds_any(module, shared):
+            form = sharing(module)
+        if form is None or not _holds(module, form, names):
+            result += [Layer(n, module, None, weight=n, bias=None) for n in names.values()]
+            covered.update(names.values())
+            continue
         shaping_names = {
             local: name_of[id(parameter)]
             for local in form.shaping
             if id(parameter := module.get_parameter(local)) in name_of
         }
-        names |= shaping_names
-        shaping.update(shaping_names.values())
-        unsupported |= _claim(prefix, module, form, names, covered)
+        covered.update(names.values(), shaping_names.values())
         weight = names.get(form.weight) if form.weight else None
         bias = names.get(form.bias) if form.bias else None
         result.append(Layer(prefix, module, form, weight, bias, shaping_names))
-    for name in theta:
-        if name not in covered and name not in unsupported:
-            unsupported[name] = "a parameter outside of any module"
     if unsupported:
         raise UnsupportedParameterError(unsupported)
     if not result:
@@ -76,32 +86,43 @@ def layers(model: nn.Module) -> list[Layer]:
     return result
 
 
-def _claim(
-    prefix: str, module: nn.Module, form: Sharing, names: Mapping[str, str], covered: dict[str, str]
-) -> dict[str, str]:
-    """Mark weights as covered by a module; return reasons why some of them cannot be."""
-    reasons: dict[str, str] = {}
-    for local, name in names.items():
-        if local not in (form.weight, form.bias, *form.shaping):
-            reasons[name] = f"the format of {type(module).__name__} does not mention {local!r}"
-        elif name in covered:
-            reasons[name] = (
-                f"shared by the modules {covered[name]!r} and {prefix!r}; use one module twice "
-                "instead, or freeze one of the two"
-            )
-        covered[name] = prefix
-    return reasons
+def _holds(module: nn.Module, form: Sharing, names: Mapping[str, str]) -> bool:
+    """Return whether a module holds the weight of its format, and the format names all the rest.
+
+    A parametrized module computes its weight from other parameters.
+    """
+    is_stored = form.weight is None or form.weight in local_parameters(module)
+    return is_stored and set(names) <= {form.weight, form.bias, *form.shaping}
 
 
-def unsupported_reason(module: nn.Module) -> str | None:
-    """Return why the curvature of this module would be wrong, or None."""
-    kind = type(module)
-    base = registered_type(kind)
+def _shared(model: nn.Module) -> set[int]:
+    """Return the ids of all parameters that several modules hold."""
+    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {number for number, count in counts.items() if count > 1}
+
+
+def _holds_any(module: nn.Module, parameters: set[int]) -> bool:
+    return any(id(parameter) in parameters for parameter in module.parameters(recurse=False))
+
+
+def _harm(module: nn.Module) -> str | None:
+    """Return why a module must not be used at all, or None."""
     if _uses_batch_statistics(module):
         return (
             "a BatchNorm on batch statistics couples the samples of a batch, so that no per-sample "
             "curvature exists; call model.eval() to fix its statistics, or use GroupNorm"
         )
+    if isinstance(module, nn.Embedding) and module.max_norm is not None:
+        return "an Embedding with max_norm changes its weights in the forward pass; unset max_norm"
+    return None
+
+
+def unsupported_reason(module: nn.Module) -> str | None:
+    """Return why a module has no registered format, or None."""
+    kind = type(module)
+    base = registered_type(kind)
+    if (harm := _harm(module)) is not None:
+        return harm
     if base is None:
         return f"no curvature is registered for layers of type {kind.__name__}"
     overriding = [
@@ -115,8 +136,6 @@ def unsupported_reason(module: nn.Module) -> str | None:
             f"{kind.__name__} overrides {overriding[0]} of {base.__name__}, so that the curvature "
             f"of {base.__name__} would be wrong; register {kind.__name__} itself"
         )
-    if isinstance(module, nn.Embedding) and module.max_norm is not None:
-        return "an Embedding with max_norm changes its weights in the forward pass; unset max_norm"
     return None
 
 
@@ -253,6 +272,8 @@ def _gradients_by_format(
         parts = use.gradients(g) if len(use.outputs(g)) == n else {}
         for name in use.layer.tensors:
             j, before = parts.get(name), total.get(name, torch.zeros(()))
+            if parts and j is None:
+                continue
             total[name] = None if j is None or before is None else before.to(j) + j.detach()
     return total
 

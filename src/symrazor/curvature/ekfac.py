@@ -36,7 +36,7 @@ from symrazor.curvature.structures import (
     add_gradients,
     tensor_block,
 )
-from symrazor.curvature.tape import Use
+from symrazor.curvature.uses import Use
 from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 
@@ -80,7 +80,7 @@ class EkfacStructure(Structure):
         gradients: Gradients = {}
         moments: dict[str, Moments] = {}
         for uses, gs in cotangents:
-            layer, weight = uses[0].layer, uses[0].layer.factored_weight
+            layer, weight = uses[0].layer, uses[0].factored_weight
             formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
             exact = [name for name in layer.tensors if name != weight]
             add_gradients(gradients, uses, gs, formed, exact, keep_graph)
@@ -105,7 +105,7 @@ class EkfacStructure(Structure):
             basis = None if task.bases is None else task.bases.get(name)
             if isinstance(D, Tensor) and isinstance(energy, Tensor) and isinstance(basis, Kron):
                 blocks.append(Eigenbasis.of(basis, scale * D, scale * energy))
-            elif isinstance(basis, Kron | Diag) and (name, "H") not in sums:
+            elif isinstance(basis, Kron | Diag) and not {(name, "H"), (name, "h")} & set(sums):
                 shape = task.theta[name].shape
                 blocks.append(Diag(name, torch.zeros(shape, dtype=torch.float64)))
             else:

@@ -34,8 +34,9 @@ from symrazor.curvature.accumulate import (
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
+from symrazor.curvature.fast_backward import FastBackward
 from symrazor.curvature.structures import STRUCTURES, Bases, Structure
-from symrazor.curvature.tape import FastBackward, Tape, record
+from symrazor.curvature.tape import Tape, record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
     Input,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symrazor.curvature.accumulate import Key, Statistics
 from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
-from symrazor.curvature.tape import Use
+from symrazor.curvature.uses import Use
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.jacobian_rows import (
     BatchRows,
@@ -48,7 +48,7 @@ class KernelStructure(Structure):
         rows: dict[str, Rows] = {}
         n, c = 0, 1
         for uses, columns in by_layer.values():
-            weight = uses[0].layer.factored_weight
+            weight = uses[0].factored_weight
             names = [name for name in uses[0].layer.tensors if name != weight]
             formed = [[use.outputs(g) for use, g in zip(uses, gs, strict=True)] for gs in columns]
             n, c = len(formed[0][0]), len(columns)

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
-from symrazor.curvature.tape import Tape, Use
+from symrazor.curvature.tape import Tape
+from symrazor.curvature.uses import Use
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
@@ -221,8 +222,8 @@ class KroneckerStructure(Structure):
         """Return the jobs of the input factors A."""
         by_layer: dict[str, list[Use]] = {}
         for use in tape.uses:
-            if use.layer.factored_weight is not None:
-                by_layer.setdefault(use.layer.factored_weight, []).append(use)
+            if use.factored_weight is not None:
+                by_layer.setdefault(use.factored_weight, []).append(use)
         first: list[Job] = []
         last: list[Job] = []
         for weight, uses in by_layer.items():
@@ -240,7 +241,7 @@ class KroneckerStructure(Structure):
         small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
         shared: dict[str, str] = {}  # biases whose H is the G of their weight
         for uses, gs in cotangents:
-            layer, weight = uses[0].layer, uses[0].layer.factored_weight
+            layer, weight = uses[0].layer, uses[0].factored_weight
             formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
             exact = [name for name in layer.tensors if name != weight]
             if weight is not None and layer.bias is not None and _used_once(formed):
@@ -379,7 +380,7 @@ def add_gradients(
     calls = zip(uses, gs, formed, strict=True)
     parts = [use.gradients(g, y, names, keep_graph) for use, g, y in calls]
     for name in names:
-        j = torch.stack([part[name] for part in parts]).sum(0)
+        j = torch.stack([part[name] for part in parts if name in part]).sum(0)
         gradients.setdefault(name, []).append(j)
 
 
@@ -413,7 +414,7 @@ def _input_sums(
     task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
 ) -> Statistics:
     """Return A and its count for one weight, then release the inputs if nothing else needs them."""
-    form, method = uses[0].layer.form, task.method
+    method = task.method
     inputs = [use.input if keep_graph else use.input.detach() for use in uses]
     if method.flavour == "reduce":
         parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
@@ -425,10 +426,10 @@ def _input_sums(
         if reduced:
             inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
         factors = [
-            Factor.of_matrix(form.input_factor(x))
-            if form.input_factor
-            else Factor.of_rows(form.inputs(x))
-            for x in inputs
+            Factor.of_matrix(use.form.input_factor(x))
+            if use.form.input_factor
+            else Factor.of_rows(use.form.inputs(x))
+            for use, x in zip(uses, inputs, strict=True)
         ]
         count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
     sums: Statistics = {(weight, "count"): torch.tensor(float(count), dtype=torch.float64)}

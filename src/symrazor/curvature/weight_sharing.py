@@ -83,12 +83,17 @@ def registered_type(kind: type) -> type | None:
     return next((c for c in kind.__mro__ if c in sharing.registry and c is not object), None)
 
 
+def _last_dimension(x: Float[Tensor, "n *s f"]) -> Float[Tensor, "n s 1 f"]:
+    return x.reshape(len(x), -1, 1, x.shape[-1])
+
+
+LINEAR = Sharing(inputs=_last_dimension, outputs=_last_dimension)
+"""Format of F.linear."""
+
+
 @sharing.register
 def _linear(module: nn.Linear) -> Sharing:
-    def rows(x: Float[Tensor, "n *s f"]) -> Float[Tensor, "n s 1 f"]:
-        return x.reshape(len(x), -1, 1, x.shape[-1])
-
-    return Sharing(inputs=rows, outputs=rows)
+    return LINEAR
 
 
 @sharing.register
@@ -142,31 +147,36 @@ def _transposed(module: ConvTranspose) -> Sharing:
     )
 
 
-@sharing.register
-def _embedding(module: nn.Embedding) -> Sharing:
-    vocabulary = module.num_embeddings
+def embedding_form(weight: Tensor, padding_idx: int | None = None) -> Sharing:
+    """Return the format of F.embedding."""
+    vocabulary, dtype = len(weight), weight.dtype
 
     def one_hot(index: Int[Tensor, "n *s"]) -> Float[Tensor, "n s v 1"]:
         flat = index.reshape(len(index), -1)
-        hot = F.one_hot(flat, vocabulary).to(module.weight.dtype)
-        if module.padding_idx is not None:
-            hot[..., module.padding_idx] = 0
+        hot = F.one_hot(flat, vocabulary).to(dtype)
+        if padding_idx is not None:
+            hot[..., padding_idx] = 0
         return hot.unsqueeze(-1)
 
     def counts(index: Int[Tensor, "n *s"]) -> Float[Tensor, "v 1 1"]:
         count = torch.bincount(index.reshape(-1), minlength=vocabulary)
-        if module.padding_idx is not None:
-            count[module.padding_idx] = 0
-        return count.to(module.weight.dtype).reshape(-1, 1, 1)
+        if padding_idx is not None:
+            count[padding_idx] = 0
+        return count.to(dtype).reshape(-1, 1, 1)
 
     return Sharing(
         inputs=one_hot,
-        outputs=lambda g: g.reshape(len(g), -1, 1, g.shape[-1]),
+        outputs=_last_dimension,
         bias=None,
         to_blocks=lambda weight: weight.unsqueeze(2),
         from_blocks=lambda blocks: blocks.squeeze(2),
         input_factor=counts,
     )
+
+
+@sharing.register
+def _embedding(module: nn.Embedding) -> Sharing:
+    return embedding_form(module.weight, module.padding_idx)
 
 
 def _elementwise(normalise: Map, features_last: int | None, bias: str | None = "bias") -> Sharing:
@@ -216,20 +226,53 @@ def _batch_norm(module: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) -> Sha
     return _elementwise(normalise, None)
 
 
+def _without_format(x: Tensor) -> Tensor:
+    raise ValueError("This parameter has no common format: its operations have formats.")
+
+
+SINGLE = Sharing(inputs=_without_format, outputs=_without_format, bias=None, dense=True)
+"""Format of a parameter whose operations are recorded one by one."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """A module with at least one trainable weight, and its format.
 
-    `weight` and `bias` are full parameter names, None if absent or frozen. `shaping` maps local
-    names of shaping parameters to full names.
+    A parameter outside of registered layers is a layer of its own. Its operations are recorded (see
+    `operations`), and its format is known once a model has run.
+
+    Args:
+        name: name of the module, or of the parameter.
+        module: the module that holds the parameters.
+        registered: the registered format of the module, None for a single parameter.
+        weight: full name of the weight, None if absent or frozen.
+        bias: full name of the bias, None if absent or frozen.
+        shaping: full names of shaping parameters by local name.
+        recorded: the format of a single parameter, if all its operations have the same.
     """
 
     name: str
     module: nn.Module
-    form: Sharing
+    registered: Sharing | None
     weight: str | None
     bias: str | None
     shaping: dict[str, str] = field(default_factory=dict)
+    recorded: list[Sharing] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def form(self) -> Sharing:
+        """The format."""
+        if self.registered is not None:
+            return self.registered
+        return self.recorded[0] if self.recorded else SINGLE
+
+    @property
+    def local_names(self) -> dict[str, str]:
+        """Full names of all trainable parameters by their names in the module."""
+        if self.registered is None:
+            return {str(self.weight).rpartition(".")[2]: str(self.weight)}
+        pairs = {self.registered.weight: self.weight, self.registered.bias: self.bias}
+        return {k: v for k, v in pairs.items() if k is not None and v is not None} | self.shaping
 
     @property
     def factored_weight(self) -> str | None:

@@ -1,0 +1,404 @@
+r"""Record the operations of a model that use its parameters outside of registered layers.
+
+A parameter may be added to activations (a position, a class token), multiplied with them (a layer
+scale), shared by two modules (an embedding and a head), or passed to a function of torch
+(`F.linear`, attention, a recurrent layer). `OperationRecorder` sees every function call of a
+forward pass. It tells three kinds of tensors apart:
+
+| tensor | example | a call with it and ... |
+|---|---|---|
+| data | the input, and everything computed from it | a parameter is a use of the parameter |
+| parameter | a trainable weight, or computed from some | a constant gives another parameter |
+| constant | buffers, masks, positions `arange(t)` | |
+
+A use records the edge of the graph at which the gradient of one sample can be read. For a linear
+operation $y = W a$ it is that of y, as for a layer. For all other operations the parameter enters
+as `d.expand(n, ...)`, a view with one row per sample, so that row n of its gradient is the gradient
+of sample n. If d was computed from parameters (a slice, a normalised weight, $W_0 + BA$), the
+gradient of each sample is propagated through that computation.
+
+An operation without a rule raises `UnsupportedParameterError`, which names the parameter.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from symrazor.accelerate.torch_internals import flat_rnn_weights, is_checkpointing, tensor_version
+from symrazor.core.errors import UnsupportedParameterError
+from symrazor.curvature.operation_rules import (
+    EXPANDED,
+    NAMED_RULES,
+    RULES,
+    function_name,
+    linear_rows,
+)
+from symrazor.curvature.uses import OperationUse, Use
+from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
+
+_KIND = "_symrazor_kind"
+"""Attribute of tensors that are computed from the data of a recorded pass."""
+
+ELEMENTWISE = frozenset(
+    "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv idiv rtruediv truediv "
+    "true_divide divide pow rpow maximum minimum where lerp addcmul addcdiv".split()
+)
+"""Names of broadcasting operations, without underscores."""
+
+JOINING = frozenset(("cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"))
+"""Names of operations that put tensors next to each other."""
+
+EXPANDING = frozenset(("expand", "expand_as", "repeat", "broadcast_to", "tile"))
+"""Names of operations that repeat a tensor, for example for every sample."""
+
+SHAPE_ONLY = frozenset(
+    "type_as view_as expand_as reshape_as to new_zeros new_ones new_empty new_full new_tensor "
+    "zeros_like ones_like empty_like full_like size dim numel shape device dtype ndim".split()
+)
+"""Names of functions whose results depend on a parameter only through its shape and type."""
+
+
+class OperationRecorder(TorchFunctionMode):
+    """Record uses of parameters outside of registered layers; see the module docstring.
+
+    Args:
+        layers: the model's layers.
+        uses: list to which uses are appended.
+    """
+
+    def __init__(self, layers: Sequence[Layer], uses: list[Use]) -> None:
+        super().__init__()
+        self._uses = uses
+        self._depth = 0
+        self._owners: dict[int, tuple[Layer, str, Tensor]] = {}
+        for layer in layers:
+            for name, value in _parameters_of(layer):
+                self._owners[id(value)] = (layer, name, value)
+        # Tensors computed from parameters: the tensor, the parameters it depends on, the tensor
+        # that was expanded to one row per sample, and the tensor that it is the transpose of.
+        self._computed: dict[int, _Computed] = {}
+
+    def mark_data(self, *tensors: Tensor) -> None:
+        """Mark tensors as computed from the data."""
+        for tensor in tensors:
+            setattr(tensor, _KIND, True)
+
+    def is_data(self, value: object) -> bool:
+        """Return whether a value was computed from the data.
+
+        Results of custom autograd functions, which a mode does not see, count as data.
+        """
+        if not isinstance(value, Tensor) or self.is_parameter(value):
+            return False
+        return hasattr(value, _KIND) or (value.requires_grad and not value.is_leaf)
+
+    def is_parameter(self, value: object) -> bool:
+        """Return whether a value is a trainable parameter or computed from parameters only."""
+        return id(value) in self._owners or id(value) in self._computed
+
+    def enter_layer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Leave operations to the format of a registered layer, if it is called on data."""
+        if self._depth or any(map(self.is_data, _tensors((args, kwargs)))):
+            self._depth += 1
+
+    def leave_layer(self, y: object) -> bool:
+        """Return whether `enter_layer` left the call to the format of the layer."""
+        if not self._depth:
+            return False
+        self._depth -= 1
+        self.mark_data(*_tensors(y))
+        return True
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, and record it if it combines parameters and data."""
+        kwargs = kwargs or {}
+        if self._depth:
+            return self.run(func, *args, **kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        parameters = [t for t in tensors if self.is_parameter(t)]
+        has_data = any(map(self.is_data, tensors))
+        if has_data and function_name(func) in SHAPE_ONLY and self.is_parameter(args[0]):
+            has_data, parameters = False, [args[0]]  # like p.type_as(x)
+        if not torch.is_grad_enabled():
+            result = self.run(func, *args, **kwargs)
+        elif parameters and has_data and function_name(func) not in SHAPE_ONLY:
+            result = self._use(func, args, kwargs, parameters)
+        else:
+            result = self.run(func, *args, **kwargs)
+            if parameters and not has_data:
+                self._compute(func, args, parameters, result)
+        if has_data:
+            self.mark_data(*(t for t in _tensors(result) if not self.is_parameter(t)))
+        return result
+
+    def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operation without recording it."""
+        self._depth += 1
+        try:
+            if not is_checkpointing():
+                return func(*args, **kwargs)
+            # Store activations as usual: a recomputation would not see the recorded operations.
+            with saved_tensors_hooks(_identity, _identity):
+                return func(*args, **kwargs)
+        finally:
+            self._depth -= 1
+
+    # Tensors that are computed from parameters.
+
+    def _compute(
+        self, func: Any, args: tuple[Any, ...], parameters: Sequence[Tensor], result: Any
+    ) -> None:
+        """Remember results that depend on parameters and constants only."""
+        for tensor in _tensors(result):
+            if not tensor.requires_grad or self.is_parameter(tensor):
+                continue
+            base = args[0] if args and self.is_parameter(args[0]) else None
+            computed = _Computed(tensor, self._sources(parameters))
+            if base is not None and function_name(func) in EXPANDING:
+                computed.expanded = base
+            if base is not None and base.dim() == 2 and _transposes(base, tensor, func):
+                computed.transposed = base
+            self._computed[id(tensor)] = computed
+
+    def _sources(self, tensors: Sequence[Tensor]) -> dict[int, tuple[Layer, str, Tensor]]:
+        sources: dict[int, tuple[Layer, str, Tensor]] = {}
+        for tensor in tensors:
+            if id(tensor) in self._computed:
+                sources |= self._computed[id(tensor)].sources
+            else:
+                sources[id(tensor)] = self._owners[id(tensor)]
+        return sources
+
+    # Uses.
+
+    def _use(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Tensor]
+    ) -> Any:
+        name = function_name(func)
+        rule = RULES.get(func) or NAMED_RULES.get(name)
+        if rule is not None:
+            result = rule(self, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if name in ELEMENTWISE:
+            largest = max(filter(self.is_data, _tensors((args, kwargs))), key=Tensor.dim)
+            change = partial(self.expanded, like=largest)
+            return self.run(func, *_replace(args, change), **_replace(kwargs, change))
+        if name in JOINING and all(self._per_sample(p) is not None for p in parameters):
+            return self.run(func, *_replace(args, self._per_sample), **kwargs)
+        if all(self._per_sample(p) is not None for p in parameters):  # queries of a decoder
+            return self.rerun(func, *_replace(args, self._per_sample), **kwargs)
+        raise UnsupportedParameterError(
+            {
+                full_name: f"used by the operation {name!r} together with activations of shape "
+                f"{[list(t.shape) for t in _tensors((args, kwargs)) if self.is_data(t)]}, which "
+                "has no curvature rule; put the operation into a module and register the module"
+                for _, full_name, _ in self._sources(parameters).values()
+            }
+        )
+
+    def rerun(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a function whose operations are recorded one by one."""
+        with self:
+            return func(*args, **kwargs)
+
+    def expanded(self, value: object, like: Tensor) -> Any:
+        """Return a parameter with one row per sample of `like`; other values are unchanged."""
+        if not isinstance(value, Tensor) or not self.is_parameter(value):
+            return value
+        rows = self._per_sample(value)
+        if rows is not None and value.dim() == like.dim() and len(value) == len(like):
+            return rows
+        return self.expand(value, value.shape, like)
+
+    def expand(self, value: Tensor, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return a parameter, in another shape, with one row per sample of `like`.
+
+        Raises:
+            UnsupportedParameterError: the shape does not broadcast over samples.
+        """
+        padded = (1,) * (like.dim() - len(shape)) + tuple(shape)
+        if len(padded) > like.dim() or padded[0] != 1:
+            raise UnsupportedParameterError(
+                {
+                    name: f"combined with activations of shape {list(like.shape)} in the shape "
+                    f"{list(shape)}, which does not broadcast over samples, the first dimension"
+                    for _, name, _ in self._sources([value]).values()
+                }
+            )
+        rows = value.reshape(padded).expand(len(like), *padded[1:])
+        self._record(rows, value, EXPANDED, rows, linear=False)
+        return rows
+
+    def _per_sample(self, value: object) -> Any:
+        """Return a parameter that was expanded to one row per sample, None for other ones."""
+        if not isinstance(value, Tensor) or not self.is_parameter(value):
+            return value
+        computed = self._computed.get(id(value))
+        base = None if computed is None else computed.expanded
+        if base is None or value.numel() != len(value) * base.numel():
+            return None
+        rows = value.view_as(value)
+        self._record(rows, base, EXPANDED, rows, linear=False)
+        self.mark_data(rows)
+        return rows
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, rows: slice = slice(None)
+    ) -> Tensor:
+        """Return F.linear(x, weight[rows], bias[rows]), and record it."""
+        total = len(weight)
+        whole = rows == slice(None)
+        parts = (weight, bias) if whole else (weight[rows], None if bias is None else bias[rows])
+        y: Tensor = self.run(F.linear, x, *parts)
+        self.mark_data(y)
+        owner = self._owners.get(id(weight))
+        if whole and owner is not None and _is_linear_layer(owner[0], weight, bias):
+            self._record_layer(owner[0], x, y)
+            return y
+        form = LINEAR if whole else linear_rows(rows, total)
+        if self.is_parameter(weight):
+            self._record(y, weight, form, x, linear=True, layout="linear")
+        if bias is not None and self.is_parameter(bias):
+            sums = replace(EXPANDED, outputs=form.outputs)
+            self._record(y, bias, sums, y, linear=False)
+        return y
+
+    def _record_layer(self, layer: Layer, x: Tensor, y: Tensor) -> None:
+        self._uses.append(Use(layer, x, get_gradient_edge(y), tensor_version(x), y.shape))
+
+    def record_linear(
+        self, y: Tensor, weight: Tensor, form: Sharing, x: Tensor, layout: str
+    ) -> None:
+        """Record a linear operation with a weight in the layout of `form`."""
+        self._record(y, weight, form, x, linear=True, layout=layout)
+
+    def record_bias(
+        self, y: Tensor, bias: Tensor | None, outputs: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Record a bias; `outputs` maps y to [n, s, k, o] with k o entries of the bias."""
+        if bias is not None and self.is_parameter(bias):
+            self._record(y, bias, replace(EXPANDED, outputs=outputs), y, linear=False)
+
+    def _record(
+        self, y: Tensor, d: Tensor, form: Sharing, x: Tensor, linear: bool, layout: str = ""
+    ) -> None:
+        edge: GradientEdge = get_gradient_edge(y)
+        by_layer: dict[str, tuple[Layer, dict[str, Tensor]]] = {}
+        for layer, name, value in self._sources([d]).values():
+            by_layer.setdefault(layer.name, (layer, {}))[1][name] = value
+        for layer, targets in by_layer.values():
+            self._uses.append(
+                OperationUse(
+                    layer,
+                    x,
+                    edge,
+                    tensor_version(x),
+                    y.shape,
+                    own_form=form,
+                    source=d,
+                    targets=targets,
+                    linear=linear,
+                    layout=layout,
+                )
+            )
+
+    def transposed(self, value: Tensor) -> Tensor | None:
+        """Return the parameter that a matrix is the transpose of, if that is known."""
+        computed = self._computed.get(id(value))
+        return None if computed is None else computed.transposed
+
+
+@dataclass
+class _Computed:
+    """A tensor that was computed from parameters only."""
+
+    tensor: Tensor  # keeps its id in use
+    sources: dict[int, tuple[Layer, str, Tensor]]
+    expanded: Tensor | None = None
+    transposed: Tensor | None = None
+
+
+def settle_formats(uses: Sequence[Use]) -> None:
+    """Decide, layer by layer, whether the recorded uses have common Kronecker factors."""
+    by_layer: dict[str, list[Use]] = {}
+    for use in uses:
+        by_layer.setdefault(use.layer.name, []).append(use)
+    for same in by_layer.values():
+        layer = same[0].layer
+        operations = [use for use in same if isinstance(use, OperationUse)]
+        if not operations:
+            continue
+        layouts = {use.layout for use in operations}
+        if len(operations) < len(same):
+            layouts.add(_layout_of(layer.module))
+        factored = all(use.is_weight for use in operations) and len(layouts) == 1
+        if layer.registered is None:
+            (local,) = layer.local_names
+            layer.recorded[:] = [replace(operations[0].form, weight=local)] if factored else []
+        for use in same:
+            use.exact = not factored
+
+
+def _layout_of(module: nn.Module) -> str:
+    if isinstance(module, nn.Linear):
+        return "linear"
+    return "embedding" if isinstance(module, nn.Embedding) else "registered"
+
+
+def _parameters_of(layer: Layer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the full names and present values of a layer's parameters."""
+    flat = flat_rnn_weights(layer.module)
+    for local, name in layer.local_names.items():
+        value: Tensor = attrgetter(local)(layer.module)
+        yield name, value
+        if local in flat:
+            yield name, flat[local]
+
+
+def _is_linear_layer(layer: Layer, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether weight and bias are those of a registered linear layer."""
+    module = layer.module
+    if layer.registered is None or not isinstance(module, nn.Linear):
+        return False
+    return weight is module.weight and bias is module.bias and layer.weight is not None
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested sequences and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply a function to every tensor in nested sequences and mappings."""
+    if isinstance(value, Mapping):
+        return {key: _replace(part, change) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replace(part, change) for part in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _transposes(base: Tensor, result: Tensor, func: Any) -> bool:
+    named = function_name(func) in ("t", "T", "mT", "transpose", "permute", "swapaxes")
+    return named and result.dim() == 2 and result.stride() == base.stride()[::-1]
