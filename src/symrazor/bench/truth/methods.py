@@ -1,33 +1,27 @@
-"""Methods that the benchmark can run: `discover`, and baselines.
+"""List the methods of the benchmark: `discover`, and the baselines.
 
 A method is a callable from a `Problem` to an `Answer`. To run in several processes it must be a
 function of a module, or a `functools.partial` of one.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from symrazor.bench.truth.networks import Architecture
-from symrazor.bench.truth.task import Answer, Claim, Normal, Prediction, Problem, Range
-from symrazor.bench.truth.training import (
-    folds,
-    negative_log_likelihood,
-    train_and_predict,
-    validation_losses,
+from symrazor.bench.truth.baselines import (
+    augerino,
+    best_on_test_set,
+    cross_validation,
+    maximum_likelihood,
+    residual_pathway_prior,
 )
+from symrazor.bench.truth.task import Answer, Claim, Normal, Problem, Range
 from symrazor.data import dataset
 from symrazor.discovery import Discovery, discover
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.symmetry.verdict import SMALL_ERROR
 
 Method = Callable[[Problem], Answer]
-FOLDS = 5
-STATED = 0.95
-"""Probability from which a baseline states its answer."""
 
 
 def run_discover(problem: Problem, minutes: float = 2.0) -> Answer:
@@ -95,52 +89,20 @@ def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
     return ranges
 
 
-def cross_validation(problem: Problem) -> Answer:
-    """Answer by the fixed architecture that five-fold cross-validation prefers."""
-    pairs = folds(problem.labelled, FOLDS, problem.seed)
-    losses: dict[str, Tensor] = {}
-    for name, architecture in problem.architectures.items():
-        curves = [validation_losses(architecture, *pair, problem.seed, None)[0] for pair in pairs]
-        curve = torch.cat(curves, 1)
-        losses[name] = curve[curve.mean(1).argmin()]
-    winner = problem.architectures[min(losses, key=lambda name: float(losses[name].mean()))]
-    claims = tuple(_compared(claim, losses, problem.architectures) for claim in winner.holds)
-    return Answer(claims, {}, train_and_predict(winner, problem))
-
-
-def _compared(
-    claim: str, losses: Mapping[str, Tensor], architectures: Mapping[str, Architecture]
-) -> Claim:
-    """Compare the best architecture with a symmetry with the best one without it."""
-    best = {}
-    for holds in (True, False):
-        named = [name for name in losses if architectures[name].holds[claim] is holds]
-        best[holds] = min((losses[name] for name in named), key=lambda loss: float(loss.mean()))
-    gains = best[False] - best[True]
-    margin, error = float(gains.sum()), float(gains.std()) * math.sqrt(len(gains))
-    probability = 0.5 * (1 + math.erf(abs(margin) / max(error, 1e-9) / math.sqrt(2)))
-    stated = margin > 0 if probability >= STATED else None
-    return Claim(claim, stated, probability, margin, error)
-
-
-def best_on_test_set(problem: Problem) -> Answer:
-    """Answer by the fixed architecture with the best test score: a bound, not a method."""
-    assert problem.test_y is not None
-    scores: dict[str, tuple[float, Prediction]] = {}
-    for name, architecture in problem.architectures.items():
-        prediction = train_and_predict(architecture, problem)
-        loss = negative_log_likelihood(prediction, problem.test_y).mean()
-        scores[name] = (float(loss), prediction)
-    winner = min(scores, key=lambda name: scores[name][0])
-    holds = problem.architectures[winner].holds
-    claims = tuple(Claim(name, held, 1.0) for name, held in holds.items())
-    return Answer(claims, {}, scores[winner][1])
-
-
-MethodName = Literal["discover", "cross-validation", "best-on-test-set"]
+MethodName = Literal[
+    "discover",
+    "cross-validation",
+    "maximum-likelihood",
+    "residual-pathway-prior",
+    "augerino",
+    "best-on-test-set",
+]
 METHODS: dict[MethodName, Method] = {
     "discover": run_discover,
     "cross-validation": cross_validation,
+    "maximum-likelihood": maximum_likelihood,
+    "residual-pathway-prior": residual_pathway_prior,
+    "augerino": augerino,
     "best-on-test-set": best_on_test_set,
 }
 """Name -> method."""

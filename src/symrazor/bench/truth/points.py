@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from symrazor.bench.truth.networks import Architecture, DeepSets, Ring, dense
-from symrazor.bench.truth.task import Draw, Shape, Task
+from symrazor.bench.truth.task import Draw, Half, Sample, Shape, Task
 from symrazor.groups import Group, cyclic_permutations, symmetric
 
 POINTS = 12
@@ -113,51 +114,28 @@ def architectures(shape: Shape) -> Mapping[str, Architecture]:
     return {**made, "dense": Architecture(partial(dense, shape.inputs, shape.outputs), broken)}
 
 
+def _task(name: str, half: Half, sample: Sample, **more: Any) -> Task:
+    return Task(name, half, "set", sample, **{"architectures": architectures, "n": 500, **more})
+
+
 TASKS = (
-    Task(
-        "cloud of points",
-        "develop",
-        "set",
-        cloud,
-        {"permutation": True},
-        {},
-        architectures,
-        "permutation",
-        n=500,
-    ),
-    Task(
+    _task("cloud of points", "develop", cloud, claims={"permutation": True}, oracle="permutation"),
+    _task(
         "two teams",
         "report",
-        "set",
         two_teams,
-        {"permutation": False, "within teams": True},
-        {},
-        architectures,
-        "within teams",
-        with_teams,
-        n=500,
+        claims={"permutation": False, "within teams": True},
+        oracle="within teams",
+        groups=with_teams,
     ),
-    Task(
+    _task(
         "ring of points",
         "develop",
-        "set",
         alternation,
-        {"permutation": False, "cyclic": True},
-        {},
-        architectures,
-        "cyclic",
-        with_ring,
+        claims={"permutation": False, "cyclic": True},
+        oracle="cyclic",
+        groups=with_ring,
         n=300,
     ),
-    Task(
-        "ordered points",
-        "report",
-        "set",
-        ordered,
-        {"permutation": False},
-        {},
-        architectures,
-        "dense",
-        n=500,
-    ),
+    _task("ordered points", "report", ordered, claims={"permutation": False}, oracle="dense"),
 )

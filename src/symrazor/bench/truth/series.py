@@ -14,8 +14,8 @@ from symrazor.bench.truth.networks import (
     dense,
     invariant,
     mirror,
-    positional,
 )
+from symrazor.bench.truth.pictures import shift_architectures
 from symrazor.bench.truth.task import Draw, Shape, Task
 from symrazor.groups import Group, cyclic_permutations, dihedral_permutations
 
@@ -90,19 +90,6 @@ def direction(draw: Draw, noise: float = 0.2) -> tuple[Tensor, Tensor]:
     return x + noise * draw.normal(1, RAMP_LENGTH), y
 
 
-def architectures(shape: Shape) -> Mapping[str, Architecture]:
-    """Return networks with and without invariance to shifts in time."""
-    made = {
-        "invariant": (invariant, True),
-        "positional": (positional, False),
-        "dense": (dense, False),
-    }
-    return {
-        name: Architecture(partial(make, shape.inputs, shape.outputs), {"translation": holds})
-        for name, (make, holds) in made.items()
-    }
-
-
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -134,7 +121,6 @@ def ring_groups(points: int, seed: int) -> tuple[Group, ...]:
     )
 
 
-HOLDS, BROKEN = {"translation": True}, {"translation": False}
 _ramp_groups = partial(ring_groups, RAMP_LENGTH)
 TASKS = (
     Task(
@@ -142,10 +128,9 @@ TASKS = (
         "report",
         "series",
         event_anywhere,
-        HOLDS,
-        {},
-        architectures,
-        "invariant",
+        claims={"translation": True},
+        architectures=shift_architectures,
+        oracle="invariant",
         n=500,
     ),
     Task(
@@ -153,10 +138,9 @@ TASKS = (
         "develop",
         "series",
         which_half,
-        BROKEN,
-        {},
-        architectures,
-        "positional",
+        claims={"translation": False},
+        architectures=shift_architectures,
+        oracle="positional",
         n=500,
     ),
     Task(
@@ -164,11 +148,10 @@ TASKS = (
         "develop",
         "series",
         reversible,
-        {"cyclic": True, "dihedral": True},
-        {},
-        with_reversal,
-        "reversible",
-        _ramp_groups,
+        claims={"cyclic": True, "dihedral": True},
+        architectures=with_reversal,
+        oracle="reversible",
+        groups=_ramp_groups,
         n=300,
     ),
     Task(
@@ -176,11 +159,10 @@ TASKS = (
         "report",
         "series",
         direction,
-        {"cyclic": True, "dihedral": False},
-        {},
-        with_reversal,
-        "cyclic",
-        _ramp_groups,
+        claims={"cyclic": True, "dihedral": False},
+        architectures=with_reversal,
+        oracle="cyclic",
+        groups=_ramp_groups,
         n=300,
     ),
 )

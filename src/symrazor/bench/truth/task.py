@@ -223,7 +223,7 @@ class Task:
     half: Half
     kind: Kind
     sample: Sample
-    claims: Mapping[str, Fact]
+    claims: Mapping[str, Fact] = field(default_factory=dict)
     ranges: Mapping[str, float] = field(default_factory=dict)
     architectures: Architectures | None = None
     oracle: str = ""

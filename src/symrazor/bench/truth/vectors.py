@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from symrazor.bench.truth.networks import (
     linear,
     ring_order,
 )
-from symrazor.bench.truth.task import Draw, Half, Shape, Task
+from symrazor.bench.truth.task import Draw, Half, Sample, Shape, Task
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.groups import Group, LieAlgebra
 
@@ -186,86 +187,49 @@ def _system(index: int, half: Half) -> Task:
     return Task(name, half, "trajectory", trajectories, known, knobs={"system": index}, n_test=0)
 
 
+def _vectors(name: str, half: Half, sample: Sample, **more: Any) -> Task:
+    return Task(name, half, "vector", sample, **{"architectures": perceptrons, "n": 300, **more})
+
+
 TASKS = (
-    Task(
-        "linear target",
-        "report",
-        "vector",
-        linear_target,
-        {"linear": True},
-        {},
-        perceptrons,
-        "linear",
-        n=300,
-    ),
-    Task(
-        "linear classes",
-        "develop",
-        "vector",
-        linear_classes,
-        {"linear": True},
-        {},
-        perceptrons,
-        "linear",
-        n=300,
-    ),
-    Task(
-        "products",
-        "report",
-        "vector",
-        product_target,
-        {"linear": False},
-        {},
-        perceptrons,
-        "dense",
-        n=500,
-    ),
-    Task(
+    _vectors("linear target", "report", linear_target, claims={"linear": True}, oracle="linear"),
+    _vectors("linear classes", "develop", linear_classes, claims={"linear": True}, oracle="linear"),
+    _vectors("products", "report", product_target, claims={"linear": False}, oracle="dense", n=500),
+    _vectors(
         "hidden ring",
         "develop",
-        "vector",
         hidden_ring,
-        {"hidden ring": True},
-        {},
-        with_group,
-        "invariant",
-        ring,
-        n=300,
+        claims={"hidden ring": True},
+        architectures=with_group,
+        oracle="invariant",
+        groups=ring,
     ),
-    Task(
+    _vectors(
         "hidden ring, fixed places",
         "report",
-        "vector",
         fixed_places,
-        {"hidden ring": False},
-        {},
-        with_group,
-        "dense",
-        ring,
-        n=300,
+        claims={"hidden ring": False},
+        architectures=with_group,
+        oracle="dense",
+        groups=ring,
     ),
-    Task(
+    _vectors(
         "hidden plane",
         "report",
-        "vector",
         radius_in_plane,
-        {"hidden rotation": True},
-        {},
-        with_group,
-        "invariant",
-        plane,
-        n=300,
+        claims={"hidden rotation": True},
+        architectures=with_group,
+        oracle="invariant",
+        groups=plane,
     ),
-    Task(
+    _vectors(
         "hidden plane, angle",
         "develop",
-        "vector",
         angle_in_plane,
-        {"hidden rotation": False},
-        {},
-        with_group,
-        "dense",
-        plane,
+        claims={"hidden rotation": False},
+        architectures=with_group,
+        oracle="dense",
+        groups=plane,
         n=500,
     ),
     _system(0, "develop"),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from symrazor.bench.truth.series import architectures
+from symrazor.bench.truth.pictures import shift_architectures
 from symrazor.bench.truth.task import Draw, Task
 
 SIDE = 8
@@ -46,10 +46,9 @@ TASKS = (
         "develop",
         "volume",
         body_anywhere,
-        {"translation": True},
-        {},
-        architectures,
-        "invariant",
+        claims={"translation": True},
+        architectures=shift_architectures,
+        oracle="invariant",
         n=400,
     ),
     Task(
@@ -57,10 +56,9 @@ TASKS = (
         "report",
         "volume",
         upper_or_lower,
-        {"translation": False},
-        {},
-        architectures,
-        "positional",
+        claims={"translation": False},
+        architectures=shift_architectures,
+        oracle="positional",
         n=400,
     ),
 )
