@@ -29,10 +29,11 @@ def run(page: Path, change: Callable[[str], str]) -> dict[str, object]:
     return namespace
 
 
-def test_only_lengths_of_trainings_are_changed() -> None:
+def test_only_sizes_of_trainings_are_changed() -> None:
     code = 'fit(epochs=40, n=50)\noptions = {"epochs": 2, "steps": 10}\nlr_steps = 100'
     short = 'fit(epochs=3, n=50)\noptions = {"epochs": 2, "steps": 3}\nlr_steps = 100'
     assert shortened(code) == short
+    assert shortened("split(x, y, train_size=600)") == "split(x, y, train_size=100)"
 
 
 @pytest.fixture

@@ -1,10 +1,14 @@
-"""Code of a page or a notebook, with trainings of a few epochs or steps."""
+"""Code of a page or a notebook, with short trainings on few data."""
 
 import re
 
 LONG = re.compile(r"""\b((?:epochs|steps)"?\s*[=:]\s*)\d\d+\b(?!, dt)""")
+LARGE = re.compile(r"\b(train_size=)\d{3,}\b")
 
 
 def shortened(block: str) -> str:
-    """The same code, but ten or more epochs or steps of training are three; simulations stay."""
-    return LONG.sub(r"\g<1>3", block)
+    """Return code with 3 instead of ten or more epochs or steps, and at most 100 training data.
+
+    Simulations keep their steps.
+    """
+    return LARGE.sub(r"\g<1>100", LONG.sub(r"\g<1>3", block))
