@@ -12,7 +12,7 @@ PEERS = {"laplace-torch ASDL": AsdlGGN, "laplace-torch curvlinops": CurvlinopsGG
 
 
 class Loader(TensorLoader):
-    """The same batches for everybody; laplace-torch also asks for `dataset`, for its length."""
+    """Batches that all libraries share; laplace-torch also reads the length of `dataset`."""
 
     @property
     def dataset(self) -> Tensor:

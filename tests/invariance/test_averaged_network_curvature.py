@@ -51,7 +51,7 @@ def test_curvature_of_averaged_probabilities_is_that_of_autodiff() -> None:
 
 
 def test_an_impossible_copy_has_no_curvature() -> None:
-    """With "joint", the factors are those of the possible copy alone."""
+    """With "joint", only the possible copy contributes to the factors."""
 
     class Away(Transformation):
         dim = 1

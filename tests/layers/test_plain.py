@@ -66,7 +66,7 @@ def test_the_relaxed_network_is_shift_invariant_without_its_free_paths() -> None
 def test_subsampling_follows_turns_and_reflections(
     size: tuple[int, ...], reduction: Reduction
 ) -> None:
-    """The values on the chosen grid are those of the untransformed map, in another order."""
+    """The chosen grid has the values of the untransformed map, in another order."""
     layer, x = Subsample(2, reduction), torch.randn(20, 3, *size, dtype=torch.float64)
     y = layer(x).flatten(2).sort(2)[0]
     for transformed in (x.flip(2), x.flip(-1), x.transpose(2, 3), x.rot90(1, (2, 3))):

@@ -3,7 +3,7 @@
 import re
 
 LONG = re.compile(r"""\b((?:epochs|steps)"?\s*[=:]\s*)\d\d+\b(?!, dt)""")
-LARGE = re.compile(r"\b(train_size=)\d{3,}\b")
+LARGE = re.compile(r"\b((?:train_)?size=\(?)\d{3,}\b")
 
 
 def shortened(block: str) -> str:

@@ -83,7 +83,7 @@ def test_truncated_line_is_completed_or_removed(tmp_path: Path) -> None:
     for cut in range(len(first), len(whole) + 1):
         path.write_bytes(whole[:cut])
         kept = [{"epoch": 2}, RECORD] if cut >= len(whole) - 1 else [{"epoch": 2}]
-        assert read_events(path) == kept  # while nobody has mended it
+        assert read_events(path) == kept  # before it is repaired
         write = JsonLines(path)
         assert path.read_bytes() in (first, whole)
         path.write_bytes(whole[:cut])  # cut behind the back of an open writer: a full disk

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 Outside = Literal["zeros", "border", "reflection"]
-"""Values beyond the border: 0, those of the nearest pixel, or those of the mirror image."""
+"""Values beyond the border: 0, the nearest pixel, or the mirror image."""
 
 
 def sample_grid(

@@ -283,7 +283,7 @@ def run(options: Options) -> str:
 
 
 def markdown(results: Results) -> str:
-    """Return the results as tables, with those of the talk."""
+    """Return tables of the results beside the results of the talk."""
     panels = []
     for row in results.panels:
         cells = [row["model"]]

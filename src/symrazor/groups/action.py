@@ -199,10 +199,10 @@ class OnGrid(GroupAction):
     def interpolation_error(self, x: Float[Tensor, "n c *s"], count: int = 16) -> float:
         r"""Return the error of transforming back and forth, $|g^{-1} (g x) - x|$ relative to x.
 
-        It is a root mean square over elements, data and pixels. Pixels are those of the inscribed
-        ball less one pixel, which no rotation moves out of the image, that the element leaves
-        inside. The error is 0 for exact elements; for smooth images it decreases with the square of
-        the resolution.
+        It is a root mean square over elements, data and pixels. Only pixels of the inscribed ball,
+        less one pixel, are compared, because no rotation moves them out of the image; of them, only
+        the ones that the element keeps inside. The error is 0 for exact elements; for smooth images
+        it decreases with the square of the resolution.
 
         Raises:
             ValueError: fewer than 4 pixels along an axis, or no pixel stays inside.

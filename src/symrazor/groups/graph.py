@@ -3,7 +3,7 @@ r"""Find the automorphisms of a graph: permutations of its nodes that preserve e
 Nodes get colours that automorphisms preserve. Each node's colour is refined by the colours of its
 neighbours until no more nodes are distinguished. Colours of neighbours are combined as
 $\sum_j c[\mathrm{colour}_j]\, k[\mathrm{kind}_{ij}]$ with random integers c and k. If two sums
-agree by chance, some nodes are not distinguished and the search takes longer; its result is still
+happen to agree, some nodes are not distinguished and the search takes longer. Its result is still
 correct, because it is checked edge by edge.
 """
 

@@ -166,8 +166,8 @@ class Augment(nn.Module):
     def describe(self, shape: Sequence[int]) -> dict[str, float]:
         """Return all widths and probabilities by name and unit, for inputs of a shape.
 
-        Widths are those of the copies, or the ranges within them that `find_reach_` measured;
-        likewise for probabilities and shares.
+        Widths, probabilities and shares are read from the copies, or from the smaller ranges that
+        `find_reach_` measured.
         """
         description: dict[str, float] = {}
         for move, reach in zip(self._moving, self.reach.split(self._dims), strict=True):

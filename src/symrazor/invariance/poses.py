@@ -14,8 +14,8 @@ $$ \hat v = \arg\max_v \sum_y \log \frac{1}{|C|} \sum_{c \in C} \prod_{n: y_n = 
 
 The energy of an input x with label y in pose e is $g_y(T_e x)$, its log density up to a constant.
 
-- The centre c of each class is arbitrary, because training chooses its standard pose by chance; it
-  is marginalised (`Windows`). It may be near an end of the width: large digits are easier to
+- The centre c of each class is arbitrary, because training chooses an arbitrary standard pose. The
+  centre is marginalised (`Windows`). It may be near an end of the width: large digits are easier to
   distinguish, so the standard digit may be large. Poses of non-periodic generators are therefore
   searched up to `SEARCH_WIDTHS` widths away.
 - A range below the whole width costs half the logarithm of the number of data (Schwarz's

@@ -54,7 +54,7 @@ class FC(Path):
 
 
 def is_wide(inputs: int, outputs: int) -> bool:
-    """Return whether a block has so many outputs that copying them dominates the cost."""
+    """Return whether copying the outputs of a block dominates its cost."""
     return outputs >= 4 * inputs
 
 

@@ -284,7 +284,7 @@ def layer_errors(model: nn.Module, x: Input, *, count: int = 16, seed: int = 0) 
 
     Layers that are not called are left out. So is the network unless x is one tensor with n >= 2,
     because the outputs of a single input have no spread to compare with. Translations and rotations
-    are measured on maps [n, c, *size] with as many dimensions as those of the layers.
+    are measured on maps [n, c, *size] that have as many dimensions as the maps of the layers.
 
     Args:
         model: any module; its relaxed layers, and paths outside of relaxed layers, are measured.

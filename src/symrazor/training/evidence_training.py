@@ -121,7 +121,7 @@ class Training(Task):
         self.epoch_start = data.generator.get_state()
         self.batches_done = 0
         self.stale = 0  # evidence steps in a row without a new best evidence
-        self.taken = 0  # steps of all branches; `stepper.done` counts those of the current one
+        self.taken = 0  # steps of all branches; `stepper.done` counts the current one only
         self.summed_nll = torch.zeros((), dtype=torch.float64, device=data.x.device)
         needs_identity = checkpoints is not None or is_distributed()
         self.belongs_to = run_identity(razor, data, options) if needs_identity else {}
