@@ -212,8 +212,11 @@ def _check_outputs(model: nn.Module, pair: Input) -> bool:
     with torch.no_grad():
         f, repeated = call(model, pair), call(model, pair)
         alone = call(model, map_tensors(pair, lambda part: part[:1]))
-    if f.dim() != 2:
-        raise ValueError(f"The model outputs must have the shape [n, k], got {list(f.shape)}.")
+    if f.dim() < 2 or len(alone) != 1:
+        raise ValueError(
+            f"The model outputs must have the shape [n, k], or [n, k, *positions], got "
+            f"{list(f.shape)}."
+        )
     check_output_precision(f)
     tolerance = 1e4 * torch.finfo(f.dtype).eps * float(f.abs().max())
     if not bool(torch.isfinite(f).all()):

@@ -219,13 +219,14 @@ class CurvatureTask:
     def _roots(self, f: Tensor, y: Tensor) -> Tensor:
         match self.method.estimator:
             case "exact":
-                return self.likelihood.hessian_root(f)
+                root = self.likelihood.hessian_root(f)
             case "mc":
-                return self.likelihood.sampled_root(
+                root = self.likelihood.sampled_root(
                     f, self.method.samples, self.generator, self.method.probe
                 )
             case _:
-                return self.likelihood.residual(f, y).unsqueeze(0)
+                root = self.likelihood.residual(f, y).unsqueeze(0)
+        return self.likelihood.masked_root(root, y)
 
 
 def _check_outputs(f: Tensor, batch_name: str) -> None:

@@ -27,13 +27,17 @@ def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
 
 
 def call(model: Callable[..., Any], x: Input) -> Tensor:
-    """Return model(x), model(*x) or model(**x), depending on the type of x."""
+    """Return model(x), model(*x) or model(**x), depending on the type of x.
+
+    Of an output with several fields, as Hugging Face models return, the field `logits` is taken.
+    """
     if isinstance(x, Tensor):
         f = model(x)
     elif isinstance(x, Mapping):
         f = model(**x)
     else:
         f = model(*x)
+    f = getattr(f, "logits", f)
     if not isinstance(f, Tensor):
         raise ValueError(f"The model must return a tensor [n, k], got {type(f).__name__}.")
     return f

@@ -38,12 +38,13 @@ class Prediction:
 def jacobians(
     model: Callable[..., Any], layers: Sequence[Layer], x: Input
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return outputs f[n, k] and, for every weight tensor, df/dtheta as [n, k, p]."""
+    """Return outputs f[n, ...] and, for every weight tensor, df/dtheta as [n, k, p], k of them."""
     tape = record(model, layers, x)
     columns: dict[str, list[Tensor]] = {}
-    for output in range(tape.f.shape[1]):
-        root = torch.zeros_like(tape.f)
+    for output in range(tape.f[0].numel()):
+        root = torch.zeros_like(tape.f).flatten(1)
         root[:, output] = 1
+        root = root.view_as(tape.f)
         gradients: dict[str, Tensor] = {}
         for use, cotangent in zip(tape.uses, tape.cotangents(root), strict=True):
             g = tape.f.new_zeros(use.y_shape) if cotangent is None else cotangent
@@ -112,16 +113,19 @@ class Posterior:
 
     @torch.enable_grad()
     def functional(self, x: Input) -> tuple[Outputs, Covariances]:
-        r"""Return mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs."""
+        r"""Return mean $f_*(x)$ and covariance $J \Sigma J^\top$ of the linearised outputs.
+
+        The covariance [n, k, k] is that of all outputs of a sample, flattened.
+        """
         mean = {name: value.requires_grad_() for name, value in self.mean.items()}
         with reparametrize_module(self.model, mean):  # layer formats may read the weights
             f, J = jacobians(self.model, self.layers, x)
-        covariance = torch.zeros(*f.shape, f.shape[1], dtype=torch.float64, device=f.device)
+        n, k = f.shape[0], f[0].numel()
+        covariance = torch.zeros(n, k, k, dtype=torch.float64, device=f.device)
         for block in self.curvature.blocks:
             if any(name in J for name in block.names):  # a disabled path does not act on f
                 parts = [
-                    J.get(name, f.new_zeros(*f.shape, self.mean[name].numel()))
-                    for name in block.names
+                    J.get(name, f.new_zeros(n, k, self.mean[name].numel())) for name in block.names
                 ]
                 covariance += block.covariance(self.log_curvature, torch.cat(parts, 2))
         return f.double(), covariance
@@ -144,7 +148,8 @@ class Posterior:
             return self._sampling(x, samples, generator)
         f, covariance = self.functional(x)
         if how == "mc":
-            draws = _gaussian_draws(f, covariance, samples, generator)
+            draws = _gaussian_draws(f.flatten(1), covariance, samples, generator)
+            draws = draws.unflatten(2, f.shape[1:])
             means = self.likelihood.mean(draws.flatten(0, 1)).unflatten(0, (samples, -1))
             return mixture_prediction(self.likelihood, means)
         if how == "probit":

@@ -135,6 +135,7 @@ class Razor:
         self.at_bound: list[str] = []
         self.best_state: State | None = None
         self._n_outputs: int | None = None  # None until the model has been verified
+        self._n_columns = 1
         self.precision_optimiser = torch.optim.Adam(self.prior.parameters(), lr=self.config.lr)
         eta = list(self.eta.values())
         self.eta_optimiser = torch.optim.Adam(eta, lr=self.config.lr) if eta else None
@@ -312,7 +313,7 @@ class Razor:
         if self._n_outputs is None:
             next(iter(self._batches(loader, subset)), None)  # runs the model once
         n_weights = sum(value.numel() for value in weights(self.model).values())
-        n_columns = len(self.likelihood.hessian_root(torch.zeros(1, self._n_outputs or 1)))
+        n_columns = max_over_processes(self._n_columns)
         n_data = self.n_data if subset is None else min(subset, self.n_data)
         return resolve(method, n_weights, n_data, n_columns)
 
@@ -374,7 +375,8 @@ class Razor:
         with tf32(False):
             verify(self.model, x)
         with torch.no_grad():
-            self._n_outputs = call(self.model, map_tensors(x, lambda part: part[:1])).shape[-1]
+            f = call(self.model, map_tensors(x, lambda part: part[:1]))
+        self._n_outputs, self._n_columns = f.numel(), self.likelihood.n_columns(f)
 
     # Updates.
 

@@ -80,7 +80,7 @@ def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
         return outputs(model, x)
     part = world().shard(len(x))
     local = outputs(model, x[part] if part.start < part.stop else x[:1])
-    combined = local.new_zeros(len(x), local.shape[1])
+    combined = local.new_zeros(len(x), *local.shape[1:])
     combined[part] = local[: part.stop - part.start]
     all_reduce_([combined])
     return combined

@@ -289,13 +289,13 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name
     x, y = data
     f = _forward_first(model, x, f"x of {name}")
     shape = list(f.shape) if isinstance(f, Tensor) else type(f).__name__
-    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != 1:
+    if not isinstance(f, Tensor) or f.dim() < 2 or len(f) != 1:
         raise ValueError(
-            f"The model must return a tensor [1, k] for one example, got {shape}. Change its "
-            "forward method."
+            f"The model must return a tensor [1, k] or [1, k, *positions] for one example, got "
+            f"{shape}. Change its forward method."
         )
     check_output_precision(f)
-    likelihood.check(f.expand(len(y), -1), y)
+    likelihood.check(f.expand(len(y), *f.shape[1:]), y)
 
 
 def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
