@@ -1,5 +1,6 @@
 """Compare the kernel form with the full Gauss-Newton matrix; test every bound."""
 
+import copy
 import itertools
 import math
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.curvature import Method, estimate_curvature
 from symrazor.curvature.kernel import ROWS_KEY
-from symrazor.linalg.jacobian_rows import JacobianRows, SharedRows
+from symrazor.linalg.jacobian_rows import JacobianRows, SharedRows, inner_products, sums_positions
 from symrazor.linalg.kernel import Kernel
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -108,7 +109,7 @@ def test_both_forms_of_the_rows_are_used_and_agree() -> None:
     assert forms == {"DenseRows", "SharedRows"}
     for part in rows.batches[0].tensors.values():
         J = part.matrix()
-        assert torch.allclose(part.squared_lengths(), J.square().sum(1), rtol=1e-12)
+        assert torch.allclose(part.squared_lengths(torch.float64), J.square().sum(1), rtol=1e-12)
         picked = part.pick(torch.tensor([4, 0]), torch.tensor([1, 0]))
         assert torch.allclose(picked.matrix(), J[[9, 0]], rtol=1e-12)
         if isinstance(part, SharedRows):
@@ -219,3 +220,41 @@ def test_blocks_of_data_have_no_posterior() -> None:
     razor = sr.Razor(model, "categorical", 9, structure="kernel", block=3)
     with pytest.raises(ValueError, match="posterior needs block=None"):
         razor.posterior([(x, y)])
+
+
+@pytest.mark.parametrize("exact_rows", [0, 10**6])
+def test_float32_products_are_accurate_and_new_weights_need_no_rows(exact_rows: int) -> None:
+    """Against the same weights in float64, and after precisions have changed."""
+    model, (x, y) = _network(9, 24, 3, pooled=False).float(), _data(9, 150, 3)
+    kernels, double = [], copy.deepcopy(model).double()
+    for network, inputs in ((model, x.float()), (double, x)):
+        curvature = estimate_curvature(
+            network, "categorical", [(inputs, y)], Method(structure="kernel")
+        )
+        (block,) = curvature.blocks
+        assert isinstance(block, Kernel)
+        kernels.append(Kernel(block.shapes, block.rows, 1.0, 1.0, block.layouts, exact_rows))
+    single, exact = (
+        kernels[0],
+        Kernel(kernels[1].shapes, kernels[1].rows, layouts=kernels[1].layouts, exact_rows=10**6),
+    )
+    for log_precision in (1.0, 1.1, -1.0, -4.0):  # a small step, a large one, one needing float64
+        fixed = dict.fromkeys(exact.names, torch.tensor(log_precision, dtype=torch.float64))
+        truth, value = float(exact.logdet(fixed)), float(single.logdet(fixed))
+        width = single.residual(fixed)
+        assert width <= 2
+        assert truth - 1e-3 <= value <= truth + width + 1e-3
+
+
+def test_inner_products_by_positions_equal_those_of_formed_rows() -> None:
+    """Several blocks and positions, several rows of a sample on both sides."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [((5, 2, 3, 40), (5, 2, 2, 30, 3)), ((4, 2, 2, 40), (4, 2, 3, 30, 2))]
+    left, right = (
+        SharedRows(*(torch.randn(s, generator=generator, dtype=torch.float64) for s in pair))
+        for pair in shapes
+    )
+    products = inner_products([left, left], right, None, torch.float64)
+    formed = left.matrix() @ right.matrix().T
+    assert torch.allclose(products, torch.cat([formed, formed]), rtol=1e-11, atol=1e-11)
+    assert sums_positions(left, right)

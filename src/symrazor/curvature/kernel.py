@@ -59,7 +59,8 @@ class KernelStructure(Structure):
             if weight is not None:
                 inputs = [use.input if keep_graph else use.input.detach() for use in uses]
                 a = torch.cat([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
-                g = torch.stack([torch.cat(column, 1) for column in formed])
+                joined = [c[0] if len(c) == 1 else torch.cat(c, 1) for c in formed]
+                g = torch.stack([column.permute(0, 2, 3, 1) for column in joined], 2)
                 rows[weight] = _weight_rows(a, g, uses[0].layer.form.from_blocks)
         return {ROWS_KEY: JacobianRows([BatchRows(n, c, rows)])}
 
@@ -86,13 +87,11 @@ class KernelStructure(Structure):
 
 
 def _weight_rows(a: Tensor, g: Tensor, layout: Layout) -> Rows:
-    """Return the rows of a weight from a[n, s, k, i] and g[c, n, s, k, o]."""
-    k = max(a.shape[2], g.shape[3])
+    """Return the rows of a weight from a[n, s, k, i] and g[n, k, c, o, s]."""
+    k = max(a.shape[2], g.shape[1])
     n, s, _, i = a.shape
-    c, o = g.shape[0], g.shape[4]
-    shared = SharedRows(
-        a.transpose(1, 2).expand(n, k, s, i), g.permute(1, 3, 0, 4, 2).expand(n, k, c, o, s)
-    )
+    c, o = g.shape[2:4]
+    shared = SharedRows(a.transpose(1, 2).expand(n, k, s, i), g.expand(n, k, c, o, s))
     if c * shared.width > s * k * (i + c * o):
         return SharedRows(shared.a.contiguous(), shared.g.contiguous())
     return DenseRows(shared.matrix(layout).unflatten(0, (n, c)))

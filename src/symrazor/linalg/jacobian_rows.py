@@ -14,7 +14,9 @@ used once per sample (s = 1) it is $(a_n^\top a_m)(g_{nc}^\top g_{md})$, without
 positions,
 
 $$ \langle J_{nc}, J_{md} \rangle
-   = \sum_s g_{ncs}^\top \Big[ \sum_t (a_{ns}^\top a_{mt})\, g_{mdt} \Big] . $$
+   = \sum_{s,t} (a_{ns}^\top a_{mt}) (g_{ncs}^\top g_{mdt}) , $$
+
+two matrix products for each pair of positions. For many, the rows are formed, some at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +30,12 @@ Index = Int[Tensor, " r"]
 Layout = Callable[[Tensor], Tensor]
 """Maps a weight in blocks [k, o, i] to the layout of its parameter."""
 
-POSITION_PENALTY = 3.0
-"""Cost of a multiplication in the sums over positions, relative to one large matrix product."""
-MAX_LOOPED_BLOCKS = 256
-"""Independent blocks k that inner products loop over; weights with more are formed as rows."""
+PASS_PENALTY = 30
+"""Cost of reading and writing a number, in multiplications of a large matrix product."""
+MAX_LOOPED_PAIRS = 512
+"""Pairs of positions, times blocks, that inner products loop over; rows of others are formed."""
+MAX_FORMED_ENTRIES = 2**23
+"""Entries of rows that are formed at once, approximately."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +54,23 @@ class DenseRows:
         """Number p of weights."""
         return self.j.shape[2]
 
+    @property
+    def samples(self) -> int:
+        """Number n of samples."""
+        return len(self.j)
+
+    @property
+    def columns(self) -> int:
+        """Number c of rows of a sample."""
+        return self.j.shape[1]
+
     def matrix(self, layout: Layout | None = None) -> Float[Tensor, "nc p"]:
         """Return the rows."""
         return self.j.flatten(0, 1)
 
-    def squared_lengths(self) -> Float[Tensor, " nc"]:
-        """Return the squared length of every row in float64."""
-        return self.matrix().double().square().sum(1)
+    def squared_lengths(self, dtype: torch.dtype) -> Float[Tensor, " nc"]:
+        """Return the squared length of every row in float64, from products of this precision."""
+        return self.matrix().to(dtype).square().sum(1, dtype=torch.float64)
 
     def select(self, samples: slice, columns: slice = slice(None)) -> "DenseRows":
         """Return the rows of some samples and columns of the root."""
@@ -84,6 +98,16 @@ class SharedRows:
         """Number p of weights."""
         return self.a.shape[1] * self.g.shape[3] * self.a.shape[3]
 
+    @property
+    def samples(self) -> int:
+        """Number n of samples."""
+        return len(self.a)
+
+    @property
+    def columns(self) -> int:
+        """Number c of rows of a sample."""
+        return self.g.shape[2]
+
     def matrix(self, layout: Layout | None = None) -> Float[Tensor, "nc p"]:
         """Form the rows, flattened in the layout of the parameter, or in blocks without one."""
         n, k, c, o, _ = self.g.shape
@@ -95,18 +119,19 @@ class SharedRows:
         """Return the rows of some samples and columns of the root."""
         return SharedRows(self.a[samples], self.g[samples, :, columns])
 
-    def squared_lengths(self) -> Float[Tensor, " nc"]:
+    def squared_lengths(self, dtype: torch.dtype) -> Float[Tensor, " nc"]:
         r"""Return $\sum_{s,t} (a_s^\top a_t) (g_s^\top g_t)$, or the lengths of the formed rows."""
         _, _, c, o, s = self.g.shape
         i = self.a.shape[3]
         if s * (i + c * o) > c * o * i:
-            return self.matrix().double().square().sum(1)
-        a, g = self.a.double(), self.g.double()
-        return torch.einsum("nkst,nkcst->nc", a @ a.mT, g.mT @ g).flatten()
+            return self.matrix().to(dtype).square().sum(1, dtype=torch.float64)
+        a, g = self.a.to(dtype), self.g.to(dtype)
+        products = (g.mT @ g) * (a @ a.mT).unsqueeze(2)
+        return products.sum((1, 3, 4), dtype=torch.float64).flatten()
 
-    def double(self) -> "SharedRows":
-        """Return the rows in float64."""
-        return SharedRows(self.a.double(), self.g.double())
+    def to(self, dtype: torch.dtype) -> "SharedRows":
+        """Return the rows in another precision."""
+        return SharedRows(self.a.to(dtype), self.g.to(dtype))
 
     def pick(self, samples: Index, columns: Index) -> "SharedRows":
         """Return single rows, each as a sample with one column."""
@@ -226,51 +251,55 @@ def batch_tensors(batch: BatchRows) -> list[Tensor]:
     return [t for rows in batch.tensors.values() for t in rows.tensors]
 
 
-def inner_products(left: Rows, right: Rows, layout: Layout | None = None) -> Float[Tensor, "nc md"]:
-    r"""Return $\langle J_{nc}, J_{md} \rangle$ for all rows of both, in float64."""
-    if isinstance(left, SharedRows) and isinstance(right, SharedRows):
-        if pair_cost(left, right)[1]:
-            return _by_positions(left.double(), right.double())
-        layout = None  # both in blocks
-    return left.matrix(layout).double() @ right.matrix(layout).double().T
+def inner_products(
+    left: Sequence[Rows], right: Rows, layout: Layout | None, dtype: torch.dtype
+) -> Float[Tensor, "nc md"]:
+    r"""Return $\langle J_{nc}, J_{md} \rangle$ for all rows of `left` and of `right`.
+
+    Args:
+        left: parts whose rows follow each other.
+        right: rows that are formed at most once.
+        layout: layout of the parameter in which rows are formed.
+        dtype: precision of the products.
+    """
+    formed: Tensor | None = None
+    parts = []
+    for rows in left:
+        if sums_positions(rows, right):
+            assert isinstance(rows, SharedRows) and isinstance(right, SharedRows)
+            parts.append(_by_positions(rows.to(dtype), right.to(dtype)))
+            continue
+        if formed is None:
+            formed = right.matrix(layout).to(dtype).T
+        samples = max(1, MAX_FORMED_ENTRIES // (rows.columns * rows.width))
+        for first in range(0, rows.samples, samples):
+            part = rows.select(slice(first, first + samples))
+            parts.append(part.matrix(layout).to(dtype) @ formed)
+    return torch.cat(parts)
 
 
-def pair_cost(left: Rows, right: Rows) -> tuple[float, bool]:
-    """Return multiplications per pair of samples, and whether positions are summed pair by pair."""
+def sums_positions(left: Rows, right: Rows) -> bool:
+    """Return whether summing over pairs of positions is cheaper than forming the rows."""
     if isinstance(left, DenseRows) or isinstance(right, DenseRows):
-        c, d = (
-            rows.j.shape[1] if isinstance(rows, DenseRows) else rows.g.shape[2]
-            for rows in (left, right)
-        )
-        return float(c * d * left.width), False
+        return False
     _, k, s, i = left.a.shape
     t = right.a.shape[2]
     (c, o), d = left.g.shape[2:4], right.g.shape[2]
-    formed = float(c * d * k * o * i)
-    if s == t == 1:
-        summed = float(k * (i + c * d * (o + POSITION_PENALTY)))
-    else:
-        summed = k * (s * t * i + POSITION_PENALTY * d * s * o * (t + c))
-    return (summed, True) if summed < formed and k <= MAX_LOOPED_BLOCKS else (formed, False)
+    summed = k * s * t * (i + c * d * (o + PASS_PENALTY))
+    return summed < c * d * k * o * i and k * s * t <= MAX_LOOPED_PAIRS
 
 
 def _by_positions(left: SharedRows, right: SharedRows) -> Float[Tensor, "nc md"]:
-    """Sum over pairs of positions, block by block."""
+    """Sum over blocks and pairs of positions, two matrix products for each."""
     n, k, c, o, s = left.g.shape
     m, _, d, _, t = right.g.shape
-    total: Tensor | None = None
+    total = left.g.new_zeros(n, c, m, d)
     for block in range(k):
-        a, g = left.a[:, block], left.g[:, block]
-        b, h = right.a[:, block], right.g[:, block]
-        A = (a.reshape(n * s, -1) @ b.reshape(m * t, -1).T).reshape(n, s, m, t)
-        if s == t == 1:
-            G = g.reshape(n * c, o) @ h.reshape(m * d, o).T
-            part = G.reshape(n, c, m, d) * A.reshape(n, 1, m, 1)
-        else:
-            weighted = A.permute(2, 0, 1, 3).reshape(m, n * s, t)
-            weighted = weighted @ h.permute(0, 3, 2, 1).reshape(m, t, o * d)
-            columns = g.transpose(2, 3).reshape(1, n, c, s * o)
-            part = (columns @ weighted.reshape(m, n, s * o, d)).permute(1, 2, 0, 3)
-        total = part if total is None else total + part
-    assert total is not None
+        a, b = left.a[:, block].unbind(1), right.a[:, block].unbind(1)
+        g = [left.g[:, block, ..., at].reshape(n * c, o) for at in range(s)]
+        h = [right.g[:, block, ..., at].reshape(m * d, o).T for at in range(t)]
+        for here in range(s):
+            for there in range(t):
+                inputs = (a[here] @ b[there].T).reshape(n, 1, m, 1)
+                total = total.addcmul((g[here] @ h[there]).reshape(n, c, m, d), inputs)
     return total.reshape(n * c, m * d)
