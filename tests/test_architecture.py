@@ -75,6 +75,7 @@ TESTED_BY = {
     "layers/subsampling.py": "layers/test_path.py",
     "linalg/jacobian_rows.py": "curvature/test_kernel.py",
     "linalg/kernel.py": "curvature/test_kernel.py",
+    "linalg/kernel_solvers.py": "curvature/test_kernel.py",
     "runs/folder.py": "runs/test_untrusted_files.py",
     "runs/records.py": "runs/test_training.py",
     "symmetry/vocabulary.py": "symmetry/test_architecture.py",
