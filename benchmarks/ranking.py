@@ -19,8 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import nan
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -43,6 +46,13 @@ LEARNING_RATE = 5e-3
 TRAINED_WITH = ("kron", "ekfac", "auto")
 COMPARED_BY = ("kron", "ekfac", "auto")
 
+POOLS: dict[int, tuple[type[nn.Module], dict[str, type[nn.Module]]]] = {
+    1: (nn.MaxPool1d, {"max": nn.AdaptiveMaxPool1d, "mean": nn.AdaptiveAvgPool1d}),
+    2: (nn.MaxPool2d, {"max": nn.AdaptiveMaxPool2d, "mean": nn.AdaptiveAvgPool2d}),
+}
+"""Dimensions -> pooling by a factor, and pooling over all positions."""
+
+Record = dict[str, Any]
 Shape = Sequence[int]
 Make = Callable[[Shape, int], nn.Module]
 
@@ -72,21 +82,19 @@ def cnn(width: int, depth: int, head: str = "max", activation: type[nn.Module] =
     def make(shape: Shape, classes: int) -> nn.Module:
         dims = len(shape) - 1
         kernel = 5 if dims == 1 else 3
-        pool, mean = (nn.MaxPool1d, nn.AdaptiveAvgPool1d), nn.AdaptiveMaxPool1d
-        if dims == 2:
-            pool, mean = (nn.MaxPool2d, nn.AdaptiveAvgPool2d), nn.AdaptiveMaxPool2d
+        max_pool, pools = POOLS[dims]
         channels, layers = shape[0], list[nn.Module]()
         for number in range(depth):
             out = width * 2**number
             conv = CONVOLUTIONS[dims](
                 channels, out, kernel, padding=kernel // 2, padding_mode="circular"
             )
-            layers += [conv, activation(), pool[0](2)]
+            layers += [conv, activation(), max_pool(2)]
             channels = out
         if head == "flat":
             layers += [nn.Flatten()]
         else:
-            layers[-1:] = [{"max": mean, "mean": pool[1]}[head](1), nn.Flatten()]
+            layers[-1:] = [pools[head](1), nn.Flatten()]
         return initialised(nn.Sequential(*layers, nn.LazyLinear(classes)), shape)
 
     return make
@@ -164,7 +172,6 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
         "weights": sum(p.numel() for p in model.parameters()),
         "accuracy": test_scores["accuracy"],
         "nll": test_scores["nll"],
-        "nll_posterior": posterior_nll(fit, test),
         "evidence": {s: float(e.log_evidence) for s, e in evidences.items()},
         "structure": evidences["auto"].structure,
         "gap": evidences["auto"].gap,
@@ -176,25 +183,156 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def posterior_nll(fit: sr.Fit, test: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """Return the held-out NLL of the linearised posterior predictive with Kronecker factors."""
-    return float("nan")
-
-
-def run_all(folder: Path, jobs: Iterable[Job], workers: int, file: Path) -> list[dict[str, Any]]:
-    """Run all jobs in parallel processes of one thread each; write the file as jobs finish."""
-    records: list[dict[str, Any]] = []
+def run_all(
+    folder: Path, jobs: Iterable[Job], workers: int, minutes: float, file: Path
+) -> list[Record]:
+    """Run jobs in parallel processes of one thread each; write the file as jobs finish."""
+    records: list[Record] = []
     os.environ["OMP_NUM_THREADS"] = "1"
+    started = time.time()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(run, folder, job, COMPARED_BY): job for job in jobs}
         for future in as_completed(futures):
+            if future.cancelled():
+                continue
             error = future.exception()
-            record = asdict(futures[future]) | {"error": str(error)}
+            record = asdict(futures[future]) | {"error": repr(error)}
             records.append(future.result() if error is None else record)
-            file.write_text(json.dumps(records, indent=0) + "\n")
-            last = records[-1]
-            print(len(records), {k: v for k, v in last.items() if k != "shares"}, flush=True)
+            file.write_text(json.dumps(records) + "\n")
+            seconds = time.time() - started
+            print(f"{len(records)} of {len(futures)}, {seconds:.0f} s", record, flush=True)
+            if seconds > 60 * minutes:
+                pool.shutdown(wait=False, cancel_futures=True)
     return records
+
+
+# Tables
+
+
+def kendall(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Kendall's rank correlation: 1 if all pairs have the same order in both."""
+    pairs = list(combinations(zip(a, b, strict=True), 2))
+    signs = [(x[0] > y[0]) - (x[0] < y[0]) for x, y in pairs]
+    others = [(x[1] > y[1]) - (x[1] < y[1]) for x, y in pairs]
+    return sum(i * j for i, j in zip(signs, others, strict=True)) / len(pairs)
+
+
+def select(records: Iterable[Record], **values: object) -> list[Record]:
+    """Return the records with these values."""
+    return [r for r in records if all(r.get(k) == v for k, v in values.items())]
+
+
+def by_group(records: Sequence[Record], trained_with: str) -> list[list[Record]]:
+    """Return the records of one structure, one list for each data set and seed."""
+    keys = dict.fromkeys((r["data"], r["seed"]) for r in records)
+    groups = [select(records, data=d, seed=s, trained_with=trained_with) for d, s in keys]
+    return [group for group in groups if group]
+
+
+def tau(records: Sequence[Record], trained_with: str, compared_by: str) -> float:
+    """Return the mean over data sets and seeds of Kendall's tau of evidence and held-out NLL."""
+    groups = by_group(records, trained_with)
+    values = [
+        kendall([r["evidence"][compared_by] for r in g], [-r["nll"] for r in g]) for g in groups
+    ]
+    return mean(values) if values else nan
+
+
+def regret(records: Sequence[Record], trained_with: str, compared_by: str) -> float:
+    """Return how much higher the NLL of the network of highest evidence is than the lowest."""
+    groups = by_group(records, trained_with)
+    best = [max(g, key=lambda r: float(r["evidence"][compared_by]))["nll"] for g in groups]
+    lowest = [min(r["nll"] for r in group) for group in groups]
+    return mean(b - c for b, c in zip(best, lowest, strict=True)) if groups else nan
+
+
+def ranking_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
+    """Return Kendall's tau and the regret by data set and structure."""
+    pairs = [("auto", "auto"), ("ekfac", "ekfac"), ("kron", "kron"), ("kron", "auto")]
+    columns = ["data", "seeds", "networks"]
+    columns += [f"tau: trained with {t}, compared by {c}" for t, c in pairs]
+    columns += [f"regret in NLL: {t}, {c}" for t, c in pairs]
+    names = list(dict.fromkeys(r["data"] for r in records))
+    rows: list[list[Any]] = []
+    for name in names:
+        some = select(records, data=name)
+        seeds, networks = ({r[key] for r in some} for key in ("seed", "architecture"))
+        figures = [round(tau(some, *pair), 2) for pair in pairs]
+        figures += [round(regret(some, *pair), 3) for pair in pairs]
+        rows.append([name, len(seeds), len(networks), *figures])
+    means = [mean(row[index] for row in rows) for index in range(3, len(columns))]
+    rows.append(["mean", "", "", *(round(m, 2 if i < 4 else 3) for i, m in enumerate(means))])
+    return columns, rows
+
+
+def training_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
+    """Return means over all networks, by data set and structure in the evidence steps."""
+    columns = ["data", "trained with", "networks", "log evidence (auto)", "held-out NLL"]
+    columns += ["accuracy %", "lowest held-out NLL", "NLL below kron, networks"]
+    columns += ["share of free paths %", "CPU s of training"]
+    rows: list[list[Any]] = []
+    for name in dict.fromkeys(r["data"] for r in records):
+        kron = {key(r): r for r in select(records, data=name, trained_with="kron")}
+        for structure in TRAINED_WITH:
+            some = [r for r in select(records, data=name, trained_with=structure) if key(r) in kron]
+            if not some:
+                continue
+            wins = sum(r["nll"] < kron[key(r)]["nll"] for r in some)
+            free = [share[-1] for r in some for share in r["shares"].values()]
+            figures = [
+                round(mean(r["evidence"]["auto"] for r in some), 1),
+                round(mean(r["nll"] for r in some), 3),
+                round(100 * mean(r["accuracy"] for r in some), 1),
+                round(min(r["nll"] for r in some), 3),
+                "" if structure == "kron" else f"{wins} of {len(some)}",
+                round(100 * mean(free)) if free else "",
+                round(mean(r["seconds"][0] for r in some), 1),
+            ]
+            rows.append([name, structure, len(some), *figures])
+    return columns, rows
+
+
+def key(record: Record) -> tuple[str, int, str]:
+    """Return what two records of different structures have in common."""
+    return record["data"], record["seed"], record["architecture"]
+
+
+def document(
+    title: str, question: str, table: tuple[list[str], list[list[Any]]], command: str, machine: str
+) -> dict[str, Any]:
+    """Return the content of a file in benchmarks/results/."""
+    columns, rows = table
+    notes = [
+        f"Images: {N_IMAGES} for training. Every network: about {STEPS} optimiser steps, "
+        f"{EVIDENCE_STEPS} evidence steps. Settings were chosen on other training images and on "
+        "other series.",
+        "Held-out NLL is that of the trained weights.",
+    ]
+    about = {"title": title, "question": question, "command": [command], "machine": machine}
+    return {**about, "columns": columns, "rows": rows, "notes": notes}
+
+
+def write_tables(file: Path, out: Path, command: str, machine: str) -> None:
+    """Write both tables of the records in a file."""
+    every = json.loads(file.read_text())
+    records = [record for record in every if "error" not in record]
+    print(f"{len(every) - len(records)} of {len(every)} trainings failed")
+    tables = {
+        "evidence-ranking": (
+            "Ranking of architectures by evidence on small real data",
+            "Does the evidence order architectures as their held-out NLL does (Kendall's tau)?",
+            ranking_table(records),
+        ),
+        "evidence-training": (
+            "Evidence steps with three structures of the curvature",
+            "Does a more exact curvature in the evidence steps learn better prior precisions?",
+            training_table(records),
+        ),
+    }
+    for name, (title, question, table) in tables.items():
+        content = document(title, question, table, command, machine)
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        print(name, *table[1], sep="\n")
 
 
 def main() -> None:
@@ -206,8 +344,16 @@ def main() -> None:
     parser.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES])
     parser.add_argument("--trained-with", nargs="+", default=TRAINED_WITH)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--read", type=Path, help="write the tables of this file")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--machine", default="16 CPU cores, one thread for each training")
     arguments = parser.parse_args()
+    if arguments.read:
+        command = "python benchmarks/ranking.py DIR --jobs 16 --json RUNS.json"
+        write_tables(arguments.read, arguments.out, command, arguments.machine)
+        return
     jobs = [
         Job(data, seed, architecture, structure)
         for structure in sorted(arguments.trained_with)  # "auto", the slowest, first
@@ -215,9 +361,7 @@ def main() -> None:
         for seed in arguments.seeds
         for data in reversed(arguments.data)
     ]
-    started = time.time()
-    run_all(arguments.folder, jobs, arguments.jobs, arguments.json)
-    print(f"{time.time() - started:.0f} s")
+    run_all(arguments.folder, jobs, arguments.jobs, arguments.minutes, arguments.json)
 
 
 if __name__ == "__main__":
