@@ -215,7 +215,7 @@ class _Wayward(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.first(x)
         if self.how == "around":
-            h = h @ self.first.weight
+            h = torch.cdist(h, self.first.weight)
         if self.how == "coupled":
             h = h - h.mean(0)
         if self.how == "random":
@@ -227,7 +227,7 @@ class _Wayward(nn.Module):
 @pytest.mark.parametrize(
     ("how", "options", "message"),
     [
-        ("around", {}, "first.weight: the uses of its module do not explain"),
+        ("around", {}, "first.weight: used by the operation 'cdist'"),
         ("coupled", {}, "couples the samples"),
         ("random", {}, "not deterministic"),
         ("", {"prior_groups": "diagonal"}, "first.weight has one prior precision per weight"),
