@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,7 +48,8 @@ class TensorLoader:
     """Iterate over batches of two tensors that are already in memory, any number of times.
 
     Args:
-        x: Inputs, samples along the first dimension.
+        x: Inputs, samples along the first dimension; or a `Column` of a data set that is read
+            batch by batch.
         y: Targets, one for each input.
         batch_size: Samples per batch; the last batch may be smaller.
         shuffle: Draw a new order for every pass.
@@ -88,6 +90,10 @@ class TensorLoader:
             device = self.generator.device
             order = torch.randperm(self.n_data, generator=self.generator, device=device)
         # One copy for the whole pass: each copy to a GPU waits for the work queued there.
+        read = getattr(self.x, "samples", None)
+        if read is not None:  # a `Column`: both columns of a batch are read together
+            yield from read.batches(order.split(self.batch_size)[: len(self)])
+            return
         order = order.to(self.x.device)
         for index in order.split(self.batch_size)[: len(self)]:
             yield self.x.index_select(0, index), self.y.index_select(0, index.to(self.y.device))
@@ -163,7 +169,7 @@ def batches(
     for number, batch in enumerate(loader.loader if isinstance(loader, ShardedLoader) else loader):
         if remaining <= 0:
             return
-        x, y = _unpack(batch)
+        x, y = as_pair(batch)
         if remaining < len(y):
             x, y = map_tensors(x, itemgetter(slice(int(remaining)))), y[: int(remaining)]
         remaining -= len(y)
@@ -241,7 +247,7 @@ def loader_sizes(loader: Iterable[Any]) -> tuple[int, int]:
     """
     size = getattr(loader, "n_data", None) or _length(getattr(loader, "sampler", None))
     if size is None:
-        size = sum(len(_unpack(batch)[1]) for batch in loader)
+        size = sum(len(as_pair(batch)[1]) for batch in loader)
         return size, size
     batch_size = getattr(loader, "batch_size", None)
     if getattr(loader, "drop_last", False) and batch_size:
@@ -256,12 +262,39 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-def _unpack(batch: Any) -> tuple[Input, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+LABEL_NAMES = ("labels", "label")
+"""Fields of a batch with several named fields that hold the labels, as Hugging Face names them."""
+
+
+def as_pair(batch: Any) -> tuple[Input, Tensor]:
+    """Return a batch as (x, y).
+
+    A batch is a pair, or a mapping with a field "labels" or "label"; one other field is the input,
+    several are passed to the model by name. NumPy arrays become tensors.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABEL_NAMES if name in batch), None)
+        if name is None:
+            raise ValueError(
+                f"A batch with named fields needs a field 'labels', got {sorted(batch)}."
+            )
+        fields = {key: _as_tensor(value) for key, value in batch.items() if key != name}
+        batch = (next(iter(fields.values())) if len(fields) == 1 else fields, batch[name])
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
             f"The loader must give pairs (x, y) with a tensor y, got {type(batch).__name__}."
         )
-    return batch[0], batch[1]
+    x, y = batch[0], _as_tensor(batch[1])
+    if not isinstance(y, Tensor):
+        raise ValueError(
+            f"The loader must give pairs (x, y) with a tensor y, got a y of type "
+            f"{type(y).__name__}."
+        )
+    return _as_tensor(x), y
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 class NumberedBatch(NamedTuple):

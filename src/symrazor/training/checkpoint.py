@@ -29,6 +29,7 @@ from torch import Tensor
 from symrazor.core.files import flush, named, parse_json, reader, remove, temporary_path
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
+from symrazor.data.streams import Column, is_streamed
 from symrazor.inference.razor import Razor
 from symrazor.training.options import FitConfig
 
@@ -39,6 +40,8 @@ NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 UNFINISHED = "unfinished"
 MAX_DIFFERENCES = 5
 """Differences that an error message lists."""
+IDENTITY_SAMPLES = 64
+"""Samples that identify data that are read batch by batch."""
 
 State = dict[str, Any]
 
@@ -246,7 +249,7 @@ def fingerprint(*tensors: Tensor) -> str:
 
 def describe_tensor(value: object) -> str:
     """Return shape and dtype, as in "[4, 3] float32"; the type name of other values."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | Column):
         return type(value).__name__
     return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
@@ -277,11 +280,16 @@ def run_identity(razor: Razor, data: TensorLoader, options: FitConfig) -> dict[s
         "data": {
             "x": describe_tensor(x),
             "y": describe_tensor(y),
-            "fingerprint": fingerprint(x, y),
+            "fingerprint": fingerprint(*_some(x, y)),
         },
         "likelihood": {"class": type(razor.likelihood).__name__},
         "model": {k: describe_tensor(v) for k, v in razor.model.state_dict().items()},
     }
+
+
+def _some(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return all data in memory, or the first samples of data that are read batch by batch."""
+    return (x[:IDENTITY_SAMPLES], y[:IDENTITY_SAMPLES]) if is_streamed(x) else (x, y)
 
 
 def check_identity(saved: State, current: State) -> None:

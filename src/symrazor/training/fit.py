@@ -11,8 +11,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +30,7 @@ from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.data.streams import Column, as_samples, is_streamed
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
@@ -169,10 +171,10 @@ class Fit:
 @torch.enable_grad()
 def fit(
     model: nn.Module,
-    data: Tensors,
+    data: Any,
     likelihood: str | Likelihood = "categorical",
     *,
-    test: Tensors | None = None,
+    test: Any = None,
     config: FitConfig | None = None,
     callbacks: Sequence[Callback] = (),
     **changes: Any,
@@ -184,9 +186,11 @@ def fit(
 
     Args:
         model: a module whose trainable weights are in registered layers; trained in place.
-        data: training inputs and labels, a pair of tensors.
+        data: training inputs and labels: a pair of tensors or NumPy arrays; or a DataLoader, a data
+            set with a length (Hugging Face ones too) or a pair of memory-mapped arrays, which are
+            read batch by batch. Options of `fit` set the size and order of batches.
         likelihood: a `Likelihood` or its name; default "categorical".
-        test: held-out inputs and labels, used for the report only; default None.
+        test: held-out inputs and labels in any of these forms, used for the report only.
         config: all options as one `FitConfig`; default `FitConfig()`.
         callbacks: functions called with the record of every epoch (a dictionary of numbers). An
             exception in a callback is logged and does not end the run.
@@ -218,6 +222,7 @@ def fit(
     _check_outputs(model, likelihood, (x, y), "the training data")
     if test is not None:
         test = _to_device(test, "the test data", device)
+        test = test[0][:], test[1][:]  # held-out data are read into memory
         _check_outputs(model, likelihood, test, "the test data")
     generator = torch.Generator().manual_seed(options.seed)
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
@@ -272,12 +277,17 @@ def _check_callbacks(callbacks: object) -> None:
 
 def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
     """Check a pair (x, y) and move it to a device."""
+    samples = as_samples(data, device)
+    if samples is not None:
+        return cast(Tensors, (Column(samples, 0), Column(samples, 1)))
     is_pair = isinstance(data, tuple | list) and len(data) == 2
+    if is_pair:
+        data = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in data]
     if not is_pair or not all(isinstance(part, Tensor) for part in data):
         got = f"({', '.join(type(p).__name__ for p in data)})" if is_pair else type(data).__name__
         raise ValueError(
-            f"{name.capitalize()} must be a pair of tensors (x, y), got {got}. Use "
-            "torch.as_tensor(...), or use Razor with a loader of your own."
+            f"{name.capitalize()} must be a pair of tensors or NumPy arrays (x, y), a DataLoader "
+            f"or a data set, got {got}. Use torch.as_tensor(...)."
         )
     x, y = (part.to(device) for part in data)
     check_batch(x, y, name)
@@ -295,7 +305,8 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name
             f"{shape}. Change its forward method."
         )
     check_output_precision(f)
-    likelihood.check(f.expand(len(y), *f.shape[1:]), y)
+    labels = y[:EVALUATION_BATCH] if is_streamed(y) else y
+    likelihood.check(f.expand(len(labels), *f.shape[1:]), labels)
 
 
 def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:

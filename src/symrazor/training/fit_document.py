@@ -20,6 +20,7 @@ from symrazor.core.likelihood import Bernoulli, Categorical, confidence_sums
 from symrazor.core.version import __version__
 from symrazor.data import Tensors
 from symrazor.data.batches import Input, call
+from symrazor.data.streams import is_streamed
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers import Basis, Conv, SConv
 from symrazor.layers.relaxed import Relaxed
@@ -29,6 +30,8 @@ from symrazor.symmetry.collapse import batch_length, collapse
 if TYPE_CHECKING:
     from symrazor.training.fit import Fit
 
+MAX_STREAMED = 5_000
+"""Training data for the calibration, if the data are read batch by batch."""
 MAX_EXAMPLES = 24
 """Training inputs that a report shows."""
 MAX_TRANSFORMED, N_COPIES = 6, 12
@@ -109,7 +112,8 @@ def parts_of(
         **costs_of(fit),
     }
     if isinstance(fit.razor.likelihood, Categorical):
-        x, y = (fit.data.x, fit.data.y) if test is None else test
+        some = slice(MAX_STREAMED if is_streamed(fit.data.x) else None)
+        x, y = (fit.data.x[some], fit.data.y[some]) if test is None else test
         with torch.no_grad():
             p = fit.predict(x).mean
         parts["calibration"] = {
