@@ -1,5 +1,7 @@
-"""The notebooks run from the first cell to the last, in a kernel of their own."""
+"""Run the tour in a kernel of its own; compare the other notebooks with their pages."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -7,14 +9,22 @@ import pytest
 from nbclient import NotebookClient
 from shorter import shortened
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "tutorials").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+TUTORIALS = ROOT / "docs" / "tutorials"
+
+
+def test_notebooks_of_pages_are_up_to_date() -> None:
+    """The code of the pages is run by `test_docs.py`."""
+    command = [sys.executable, ROOT / "tools" / "render_notebooks.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for file in TUTORIALS.glob("*.ipynb"):
+        nbformat.validate(nbformat.read(file, as_version=4))
 
 
 @pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda p: p.name)
-def test_notebooks_run(file: Path, short: bool, tmp_path: Path) -> None:
-    notebook = nbformat.read(file, as_version=4)
-    nbformat.validate(notebook)
+def test_the_tour_runs(short: bool, tmp_path: Path) -> None:
+    notebook = nbformat.read(TUTORIALS / "tour.ipynb", as_version=4)
     if short:
         for cell in notebook.cells:
             cell.source = shortened(cell.source)
