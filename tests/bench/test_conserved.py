@@ -8,7 +8,8 @@ import torch
 
 from symrazor.bench import conserved
 from symrazor.bench.conserved_systems import Case, cases
-from symrazor.dynamics.invariants import Findings, find_conserved
+from symrazor.dynamics.findings import Findings
+from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.trajectories import Trajectories
 
 

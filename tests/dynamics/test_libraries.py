@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from symrazor.dynamics.libraries import custom, libraries_for, polynomials
+from symrazor.dynamics.libraries import libraries_for, polynomials
+from symrazor.dynamics.library import Custom
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -32,14 +33,15 @@ def test_gradients_of_all_functions(d: int) -> None:
 
 def test_custom_function_has_its_gradient() -> None:
     x = torch.rand(5, 2, generator=GENERATOR, dtype=torch.float64)
-    value, slope = custom("f", lambda x: x[:, 0].sin() * x[:, 1]).function(x)
-    torch.testing.assert_close(value, x[:, 0].sin() * x[:, 1])
+    own = Custom("f", lambda x: x[:, 0].sin() * x[:, 1])
+    slope = own.slope(x)
+    torch.testing.assert_close(own.value(x), x[:, 0].sin() * x[:, 1])
     torch.testing.assert_close(slope, torch.stack([x[:, 0].cos() * x[:, 1], x[:, 0].sin()], 1))
 
 
 def test_custom_function_with_a_wrong_shape_is_named() -> None:
     with pytest.raises(ValueError, match=r"Function 'f' must return one number per state"):
-        custom("f", lambda x: x).function(torch.rand(5, 2))
+        Custom("f", lambda x: x).value(torch.rand(5, 2))
 
 
 def test_number_of_monomials() -> None:

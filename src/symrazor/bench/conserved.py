@@ -11,7 +11,9 @@ odd numbers are reported and must not influence the method.
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -21,12 +23,16 @@ from torch import Tensor
 
 from symrazor.bench.conserved_systems import Case, cases
 from symrazor.bench.measure import write_rows
-from symrazor.dynamics.invariants import MAX_VARIATION, Findings, find_conserved
+from symrazor.dynamics.findings import Findings
+from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.trajectories import Trajectories
 
 Half = Literal["develop", "report", "all"]
 NOISE_LEVELS = (0.002, 0.02, 0.1)
 """Standard deviations of the noise, relative to the spread of each coordinate."""
+MAX_VARIATION = 0.02
+"""Largest fraction of the variance within noise-free trajectories of a quantity that is not false.
+"""
 CHECK_SEED = 1_000_003
 """Added to the seed of a run for the noise-free trajectories that expose false quantities."""
 
@@ -76,15 +82,29 @@ def main(
     half: Half = "develop",
     file: Path | None = None,
     systems: Sequence[Case] | None = None,
+    jobs: int = 1,
 ) -> list[Row]:
-    """Run one half of the systems, or the given ones, and write the rows to a file."""
+    """Run one half of the systems, or the given ones, and write the rows to a file.
+
+    With several `jobs`, as many processes work side by side, each with one thread.
+    """
     halves = {"develop": slice(0, None, 2), "report": slice(1, None, 2), "all": slice(None)}
     chosen = cases()[halves[half]] if systems is None else systems
-    rows = [
-        measure(case, seed, noise) for case in chosen for noise in noise_levels for seed in seeds
-    ]
+    runs = [(case.name, seed, noise) for case in chosen for noise in noise_levels for seed in seeds]
+    if jobs == 1:
+        by_name = {case.name: case for case in chosen}
+        rows = [measure(by_name[name], seed, noise) for name, seed, noise in runs]
+    else:
+        with ProcessPoolExecutor(
+            jobs, get_context("spawn"), torch.set_num_threads, (1,)
+        ) as processes:
+            rows = list(processes.map(_measure_by_name, *zip(*runs, strict=True)))
     write_rows(rows, file)
     return rows
+
+
+def _measure_by_name(name: str, seed: int, noise: float) -> Row:
+    return measure(next(case for case in cases() if case.name == name), seed, noise)
 
 
 def measure(case: Case, seed: int, noise: float) -> Row:

@@ -9,8 +9,9 @@ from symrazor.dynamics.analysis import describe, parallelness, quadratic_invaria
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import FreeSpan, Quadratic
 from symrazor.dynamics.discovery import discover
+from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
-from symrazor.dynamics.invariants import Findings, find_conserved
+from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.observables import (
     Combination,

@@ -26,6 +26,7 @@ from symrazor.dynamics.trajectories import (
     Trajectories,
     Transitions,
     noise_variance,
+    split,
     transitions,
     with_velocities,
 )
@@ -292,13 +293,3 @@ def _as_tensor(values: Any, name: str) -> Tensor:
             f"({error}). Pad trajectories of unequal length with NaN, or read a file with "
             "read_trajectories."
         ) from error
-
-
-def split(data: Trajectories, seed: int) -> tuple[Trajectories, Trajectories]:
-    """Hold out a random fifth of the trajectories; with fewer than five, use all for both parts."""
-    count = len(data)
-    if count < 5:
-        return data, data
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    held_out, training = order[: count // 5], order[count // 5 :]
-    return data.map(lambda part: part[training]), data.map(lambda part: part[held_out])

@@ -1,18 +1,18 @@
 """Libraries of functions of the state in which conserved quantities are sought.
 
-A `Library` holds products of variables. Variables are the coordinates and functions of them: sines
-and cosines, powers, logarithms, exponentials and inverse distances. `libraries_for` lists libraries
-from simple to rich, so that a quantity is found in its simplest form.
+Variables are the coordinates and functions of them: sines and cosines, powers, logarithms,
+exponentials and inverse distances. `libraries_for` lists libraries from simple to rich, so that a
+quantity is found in its simplest form.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement, product
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from symrazor.dynamics.library import Custom, Library, Scalar, Variable
 
 MAX_FUNCTIONS = 320
 """Functions in a library, at most; larger ones take long and need many states."""
@@ -26,187 +26,43 @@ MIN_RELATIVE_DISTANCE = 0.03
 """Smallest distance, relative to its mean, for which its inverse is offered: noise ruins others."""
 
 
-@dataclass(frozen=True)
-class Variable:
-    """A function of the state and its gradient.
-
-    Args:
-        name: for formulas.
-        function: states [n, d] -> values [n] and gradients [n, d].
-    """
-
-    name: str
-    function: Callable[[Tensor], tuple[Tensor, Tensor]]
+def form(weights: dict[int, float], d: int) -> Float[Tensor, "1 d"]:
+    """Return a linear form of d coordinates."""
+    row = torch.zeros(1, d, dtype=torch.float64)
+    for i, weight in weights.items():
+        row[0, i] = weight
+    return row
 
 
-class Library:
-    """m products of variables.
+def _power(exponent: int) -> Scalar:
+    def value(u: Tensor) -> Tensor:
+        result = u
+        for _ in range(exponent - 1):
+            result = result * u
+        return result
 
-    Args:
-        title: in words.
-        variables: factors of the products.
-        terms: each a tuple of indices of variables, repeated for powers.
-    """
+    def slope(u: Tensor) -> Tensor:
+        result = exponent * u
+        for _ in range(exponent - 2):
+            result = result * u
+        return result
 
-    def __init__(
-        self, title: str, variables: Sequence[Variable], terms: Iterable[Sequence[int]]
-    ) -> None:
-        self.title, self.variables = title, list(variables)
-        self.terms = list(dict.fromkeys(tuple(sorted(term)) for term in terms))
-        self.degree = max(len(term) for term in self.terms)
-        one = len(self.variables)
-        rows = [[*term, *[one] * (self.degree - len(term))] for term in self.terms]
-        self.index = torch.tensor(rows).mT
-
-    def __len__(self) -> int:
-        return len(self.terms)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the functions, such as "q1^2 p2"."""
-        return [_product_name([self.variables[i].name for i in term]) for term in self.terms]
-
-    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """Return the values of all functions."""
-        factors = self._variables(x)[0][:, self.index]
-        values: Tensor = factors.prod(1)
-        return values
-
-    def gradients(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
-        """Return the gradients of all functions, by the product rule."""
-        values, slopes = self._variables(x)
-        total = x.new_zeros(len(x), len(self), x.shape[1])
-        for k in range(self.degree):
-            total += self._cofactors(values, k)[..., None] * slopes[:, self.index[k]]
-        return total
-
-    def combined_gradients(
-        self, x: Float[Tensor, "n d"], coefficients: Float[Tensor, "m j"]
-    ) -> Float[Tensor, "n j d"]:
-        """Return the gradients of j combinations, faster than from `gradients`."""
-        values, slopes = self._variables(x)
-        m, j = coefficients.shape
-        by_variable = x.new_zeros(len(x), slopes.shape[1] * j)
-        for k in range(self.degree):
-            weights = x.new_zeros(m, slopes.shape[1], j)
-            weights[torch.arange(m), self.index[k]] = coefficients
-            by_variable += self._cofactors(values, k) @ weights.flatten(1)
-        return torch.einsum("nvj,nvd->njd", by_variable.unflatten(1, (-1, j)), slopes)
-
-    def _cofactors(self, values: Tensor, k: int) -> Float[Tensor, "n m"]:
-        """Return the products of all factors but the k-th."""
-        others = [values[:, self.index[j]] for j in range(self.degree) if j != k]
-        return torch.stack(others).prod(0) if others else values.new_ones(len(values), len(self))
-
-    def _variables(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return values [n, v + 1] and gradients [n, v + 1, d]; the last variable is 1."""
-        results = [variable.function(x) for variable in self.variables]
-        values = torch.stack([*(value for value, _ in results), torch.ones_like(x[:, 0])], 1)
-        slopes = torch.stack([*(slope for _, slope in results), torch.zeros_like(x)], 1)
-        return values, slopes
+    return Scalar(value, slope)
 
 
-def _product_name(factors: Sequence[str]) -> str:
-    parts = []
-    for name in dict.fromkeys(factors):
-        power = factors.count(name)
-        parts.append(name if power == 1 else f"{name}^{power}")
-    return " ".join(parts)
-
-
-# --------------------------------------------------------------------------------------- variables
-
-
-def coordinate(name: str, i: int) -> Variable:
-    """Return a coordinate."""
-    return elementary(name, {i: 1.0}, lambda u: (u, torch.ones_like(u)))
-
-
-def elementary(
-    name: str, weights: dict[int, float], function: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> Variable:
-    """Return a function, given with its derivative, of a weighted sum of coordinates."""
-
-    def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
-        direction = x.new_zeros(x.shape[1])
-        for i, weight in weights.items():
-            direction[i] = weight
-        value, slope = function(x @ direction)
-        return value, slope[:, None] * direction
-
-    return Variable(name, evaluate)
-
-
-def radial(
-    name: str, pairs: Sequence[tuple[int, int | None]], function: Callable[[Tensor], Any]
-) -> Variable:
-    """Return a function, given with its derivative, of the squared length of a vector.
-
-    The entries of the vector are coordinates i, or differences of coordinates i and j.
-    """
-
-    def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
-        entries = [x[:, i] if j is None else x[:, i] - x[:, j] for i, j in pairs]
-        value, slope = function(torch.stack(entries).square().sum(0))
-        gradient = torch.zeros_like(x)
-        for (i, j), entry in zip(pairs, entries, strict=True):
-            gradient[:, i] += 2 * slope * entry
-            if j is not None:
-                gradient[:, j] -= 2 * slope * entry
-        return value, gradient
-
-    return Variable(name, evaluate)
-
-
-def custom(name: str, function: Callable[[Tensor], Tensor]) -> Variable:
-    """Return a user's differentiable function, states [n, d] -> values [n]."""
-
-    def evaluate(x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            states = x.detach().requires_grad_()
-            value = function(states)
-            if value.shape != x.shape[:1]:
-                raise ValueError(
-                    f"Function {name!r} must return one number per state: {list(x.shape)} -> "
-                    f"[{len(x)}], got shape {list(value.shape)}."
-                )
-            (slope,) = torch.autograd.grad(value.sum(), states)
-        return value.detach(), slope
-
-    return Variable(name, evaluate)
-
-
-def _sin(u: Tensor) -> tuple[Tensor, Tensor]:
-    return u.sin(), u.cos()
-
-
-def _cos(u: Tensor) -> tuple[Tensor, Tensor]:
-    return u.cos(), -u.sin()
-
-
-def _log(u: Tensor) -> tuple[Tensor, Tensor]:
-    positive = u.clamp_min(1e-300)
-    return positive.log(), 1 / positive
-
-
-def _exp(u: Tensor) -> tuple[Tensor, Tensor]:
-    value = u.clamp_max(2 * MAX_EXPONENT).exp()
-    return value, value
-
-
-def _inverse_root(u: Tensor) -> tuple[Tensor, Tensor]:
-    value = u.clamp_min(1e-300).rsqrt()
-    return value, -0.5 * value**3
-
-
-def _inverse(u: Tensor) -> tuple[Tensor, Tensor]:
-    value = 1 / u.clamp_min(1e-300)
-    return value, -value.square()
-
-
-def _power(exponent: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    return lambda u: (u**exponent, exponent * u ** (exponent - 1))
-
+SINE = Scalar(torch.sin, torch.cos)
+COSINE = Scalar(torch.cos, lambda u: -torch.sin(u))
+EXPONENTIAL = Scalar(torch.exp, torch.exp)
+LOGARITHM = Scalar(lambda u: torch.log(u.clamp_min(1e-300)), lambda u: 1 / u.clamp_min(1e-300))
+INVERSE = Scalar(lambda u: 1 / u.clamp_min(1e-300), lambda u: -1 / u.clamp_min(1e-150).square())
+INVERSE_ROOT = Scalar(
+    lambda u: u.clamp_min(1e-300).rsqrt(), lambda u: -0.5 * u.clamp_min(1e-100).rsqrt() ** 3
+)
+LOGARITHM_OF_ROOT = Scalar(
+    lambda u: 0.5 * torch.log(u.clamp_min(1e-300)), lambda u: 0.5 / u.clamp_min(1e-300)
+)
+"""The logarithm of a distance, as a function of the squared distance."""
+CUBE, FOURTH_POWER = _power(3), _power(4)
 
 # --------------------------------------------------------------------------------------- libraries
 
@@ -226,17 +82,16 @@ def libraries_for(
         limit: largest number of functions; larger libraries are left out.
     """
     d = x.shape[1]
-    base = [coordinate(name, i) for i, name in enumerate(names)]
-    own = [custom(name, function) for name, function in (functions or {}).items()]
-    own_terms = [(d + k,) for k in range(len(own))]
+    own = [Custom(name, function) for name, function in (functions or {}).items()]
     libraries = []
 
     def add(title: str, extra: Sequence[Variable], terms: Iterable[Sequence[int]]) -> None:
-        library = Library(title, [*base, *own, *extra], [*terms, *own_terms])
+        own_terms = [(d + len(extra) + k,) for k in range(len(own))]
+        library = Library(title, names, extra, [*terms, *own_terms], own)
         if len(library) <= limit:
             libraries.append(library)
 
-    first = d + len(own)
+    first = d
     for degree, title in ((1, "linear"), (2, "quadratic")):
         add(f"{title} functions", [], polynomials(d, degree))
     families = potentials(x, names)
@@ -279,21 +134,23 @@ def potentials(x: Float[Tensor, "n d"], names: Sequence[str]) -> dict[str, list[
     angles = [i for i in positions if MIN_RADIANS < float(x[:, i].abs().max()) < MAX_RADIANS]
     if angles:
         families["sines and cosines"] = [
-            elementary(f"{label} {names[i]}", {i: 1.0}, function)
+            Variable(f"{label} {names[i]}", function, form({i: 1.0}, d))
             for i in angles
-            for label, function in (("sin", _sin), ("cos", _cos))
+            for label, function in (("sin", SINE), ("cos", COSINE))
         ]
     pairs = list(combinations(positions, 2)) if d > 2 else []
     differences = {f"({names[i]} - {names[j]})": {i: 1.0, j: -1.0} for i, j in pairs}
     single = {names[i]: {i: 1.0} for i in positions}
     families["powers"] = [
-        elementary(f"{name}^{k}", weights, _power(k))
+        Variable(f"{name}^{k}", power, form(weights, d))
         for name, weights in (single | differences).items()
-        for k in (3, 4)
+        for k, power in ((3, CUBE), (4, FOURTH_POWER))
     ]
     positive = [i for i in range(d) if float(x[:, i].min()) > 0]
     if positive:
-        families["logarithms"] = [elementary(f"log {names[i]}", {i: 1.0}, _log) for i in positive]
+        families["logarithms"] = [
+            Variable(f"log {names[i]}", LOGARITHM, form({i: 1.0}, d)) for i in positive
+        ]
     bounded = {
         name: weights
         for name, weights in (differences or single).items()
@@ -301,11 +158,7 @@ def potentials(x: Float[Tensor, "n d"], names: Sequence[str]) -> dict[str, list[
     }
     if bounded and d <= 8:
         families["exponentials"] = [
-            elementary(
-                f"exp({'-' if sign < 0 else ''}{name})",
-                {i: sign * weight for i, weight in weights.items()},
-                _exp,
-            )
+            Variable(f"exp({'-' if sign < 0 else ''}{name})", EXPONENTIAL, sign * form(weights, d))
             for name, weights in bounded.items()
             for sign in (1, -1)
         ]
@@ -343,10 +196,11 @@ def _distances(
             continue
         kind = "of points" if label.startswith("d") else ""
         for title, name, function in (
-            ("inverse distances", f"1/{label}", _inverse_root),
-            ("inverse squared distances", f"1/{label}^2", _inverse),
-            ("logarithms of distances", f"log {label}", _log),
+            ("inverse distances", f"1/{label}", INVERSE_ROOT),
+            ("inverse squared distances", f"1/{label}^2", INVERSE),
+            ("logarithms of distances", f"log {label}", LOGARITHM_OF_ROOT),
         ):
             key = f"{title} {kind}".strip()
-            families.setdefault(key, []).append(radial(name, pairs, function))
+            forms = [form({i: 1.0} if j is None else {i: 1.0, j: -1.0}, d) for i, j in pairs]
+            families.setdefault(key, []).append(Variable(name, function, torch.cat(forms), True))
     return families

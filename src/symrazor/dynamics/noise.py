@@ -15,6 +15,9 @@ MAX_ORDER = 10
 AGREEMENT_ERRORS = 2.0
 """Estimates agree with the smallest one within this many of its standard errors."""
 
+RELATIVE_NOISE_FLOOR = 1e-5
+"""Smallest standard deviation of the noise, relative to the spread of a coordinate: rounding, and
+errors of the integrator that made the data."""
 CHI_SQUARED_MEDIAN, MEDIAN_EFFICIENCY = 0.4549, 0.37
 """Median of a squared standard normal variable, and efficiency of an estimate from it."""
 
@@ -33,6 +36,10 @@ class NoiseEstimate:
     variance: Float[Tensor, "d"]
     freedom: float
     converged: Bool[Tensor, "d"]
+
+    def deviation(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "d"]:
+        """Return the standard deviation, at least that of rounding, for states x."""
+        return self.variance.sqrt().maximum(RELATIVE_NOISE_FLOOR * x.std(0))
 
 
 def noise_estimate(data: Trajectories) -> NoiseEstimate:

@@ -246,6 +246,21 @@ def _divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "
     return torch.nn.functional.normalize(1 / gaps.prod(-1), dim=-1)
 
 
+def observed_states(data: Trajectories) -> Float[Tensor, "n d"]:
+    """Return all observed states in float64 on the CPU."""
+    return data.states[data.observed].double().cpu()
+
+
+def split(data: Trajectories, seed: int) -> tuple[Trajectories, Trajectories]:
+    """Hold out a random fifth of the trajectories; with fewer than five, use all for both parts."""
+    count = len(data)
+    if count < 5:
+        return data, data
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    held_out, training = order[: count // 5], order[count // 5 :]
+    return data.map(lambda part: part[training]), data.map(lambda part: part[held_out])
+
+
 # ------------------------------------------------------------------------------------------- files
 
 

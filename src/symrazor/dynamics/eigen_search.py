@@ -1,0 +1,154 @@
+r"""Conserved quantities of one library, by the eigenproblem and the noise test.
+
+Trajectories are divided into folds. Directions are estimated without a fold and tested on it, in
+the order of their variation, up to the first that is not conserved:
+
+- refuted, if the p-value is below a threshold;
+- conserved, if the upper confidence limit of the variation is below `MAX_VARIATION`;
+- undecided otherwise: the data are too few or too noisy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.dynamics.eigenproblem import (
+    Directions,
+    Features,
+    directions,
+    fixed_direction,
+    moments_of,
+)
+from symrazor.dynamics.field_invariants import Combinations
+from symrazor.dynamics.findings import Quantity, Simple, format_terms, with_positive_start
+from symrazor.dynamics.library import Library
+from symrazor.dynamics.noise_test import run_test
+from symrazor.dynamics.proposals import echelon
+from symrazor.dynamics.samples import FOLDS, Sample
+
+MAX_VARIATION = 0.05
+"""Largest fraction of the variance of a conserved quantity within trajectories."""
+MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
+"""Directions that are tested in one library, at most, and their estimated variation."""
+SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
+"""Coefficients are simplified within this many standard errors, and smallest p-value of a simple
+formula that is shown."""
+
+
+def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantity], list[Quantity]]:
+    """Return conserved and undecided quantities of one library, tested by cross-fitting."""
+    features = Features(library, sample)
+    if not len(features.kept):
+        return [], []
+    everything = torch.ones_like(sample.fold, dtype=torch.bool)
+    full = directions(moments_of(features, everything))
+    fits = [directions(moments_of(features, sample.fold != f)) for f in range(FOLDS)]
+    plausible = min(int((fit.variation < MAX_TESTED_VARIATION).sum()) for fit in (full, *fits))
+    count = min(MAX_TESTED, plausible)
+    if not count:
+        return [], []
+    tests = run_test(features, fits, count)
+    z = normal_quantile(1 - level)
+    p, variation, error, _ = tests
+    limit = variation.clamp_min(0) + z * error
+    accepted = _leading((p >= level) & (limit <= MAX_VARIATION))
+    plausible = _leading(p >= level)
+    basis = readable_basis(full.vectors[:, :accepted])
+    # Combinations of conserved quantities are tested again, as they are reported.
+    combined = [fit.project(basis, accepted) for fit in fits]
+    conserved = _quantities(features, basis, combined, z)
+    if not all(q.p_value >= level and q.limit <= MAX_VARIATION for q in conserved):
+        basis = full.vectors[:, :accepted]
+        combined = [fit.project(basis, accepted) for fit in fits]
+        conserved = _quantities(features, basis, combined, z)
+    rest = full.vectors[:, accepted:plausible]
+    others = [replace(fit, vectors=fit.vectors[:, accepted:plausible]) for fit in fits]
+    return conserved, _quantities(features, rest, others, z)
+
+
+def _leading(true: Tensor) -> int:
+    """Return the number of leading entries that are true."""
+    return int(true.to(torch.int).cumprod(0).sum())
+
+
+def readable_basis(vectors: Float[Tensor, "k j"]) -> Float[Tensor, "k j"]:
+    """Return a basis of the span in which each combination has few functions."""
+    return echelon(vectors.mT).mT if vectors.shape[1] else vectors
+
+
+def _quantities(
+    features: Features, vectors: Float[Tensor, "k j"], fits: Sequence[Directions], z: float
+) -> list[Quantity]:
+    """Return the combinations of all data with the tests of the combinations of each fold."""
+    if not vectors.shape[1]:
+        return []
+    tests = run_test(features, fits, vectors.shape[1])
+    library, kept, scale = features.library, features.kept, features.scale
+    spread = vectors.new_zeros(len(library))
+    spread[kept] = scale
+    quantities = []
+    for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
+        pivot = int(vectors[:, j].abs().argmax())
+        raw = vectors[:, j] / scale
+        folds = torch.stack([fit.vectors[:, j] for fit in fits]) / scale
+        folds = folds / folds[:, pivot, None] - (raw / raw[pivot])
+        coefficients, errors = (torch.zeros_like(spread) for _ in range(2))
+        coefficients[kept] = raw / raw[pivot]
+        errors[kept] = ((FOLDS - 1) / FOLDS * folds.square().sum(0)).sqrt()
+        limit = max(variation, 0.0) + z * error
+        quantity = Quantity(library, coefficients, errors, p, variation, limit, noise, spread, None)
+        quantities.append(replace(quantity, simple=_simplify(features, quantity)))
+    return quantities
+
+
+def _simplify(features: Features, quantity: Quantity) -> Simple | None:
+    """Return a quantity with simple coefficients if the data cannot tell it from the estimate.
+
+    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it.
+    """
+    c = quantity.coefficients
+    nearest = (2 * c).round() / 2
+    near = (c - nearest).abs() <= SIMPLE_ERRORS * quantity.errors
+    simple = torch.where(near, nearest, c)
+    if bool((simple == c).all()):
+        return None
+    scaled = (simple[features.kept] * features.scale)[:, None]
+    p, *_ = run_test(features, [fixed_direction(scaled)] * FOLDS, 1)
+    if not float(p[0]) >= MIN_SIMPLE_P:
+        return None
+    formula = format_terms(simple, quantity.library.names, quantity.spread)
+    return Simple(simple, formula, float(p[0]))
+
+
+def tested_quantities(combinations: Combinations, sample: Sample, level: float) -> list[Quantity]:
+    """Return given combinations with the results of their tests."""
+    if not len(combinations.vectors):
+        return []
+    library, z = combinations.library, normal_quantile(1 - level)
+    features = Features(library, sample)
+    spread = torch.zeros(len(library), dtype=sample.x.dtype)
+    spread[features.kept] = features.scale
+    scaled = (combinations.vectors[:, features.kept] * features.scale).mT
+    tests = run_test(features, [fixed_direction(scaled)] * FOLDS, scaled.shape[1])
+    quantities = []
+    for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
+        quantity = Quantity(
+            library,
+            with_positive_start(combinations.vectors[j], spread),
+            combinations.errors[j],
+            p,
+            variation,
+            max(variation, 0.0) + z * error,
+            noise,
+            spread,
+        )
+        quantities.append(replace(quantity, simple=_simplify(features, quantity)))
+    return quantities
+
+
+def normal_quantile(p: float) -> float:
+    """Return the quantile of the standard normal distribution."""
+    return float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))

@@ -1,0 +1,171 @@
+"""The generalised eigenproblem whose first directions are conserved; see `invariants`."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.dynamics.library import Library
+from symrazor.dynamics.samples import Sample
+
+MIN_SIGNAL = 1.0
+"""Smallest variance of a combination relative to the noise in it; others are not considered."""
+RANK_TOLERANCE = 1e-9
+"""Relative variance below which a combination of functions is an identity."""
+STEP = 0.5
+"""Step of the differences that give second derivatives, in standard deviations of the noise."""
+
+
+class Features:
+    """Standardised functions of a library at the states of a sample.
+
+    `kept` are the functions that are finite and not constant; `values` [n, k] and `slopes`
+    [n, k, d], gradients times the noise of each coordinate.
+    """
+
+    def __init__(self, library: Library, sample: Sample) -> None:
+        self.library, self.sample = library, sample
+        values = library(sample.x)
+        spread = values.std(0)
+        largest = values.abs().amax(0)
+        self.kept = (values.isfinite().all(0) & (spread > 1e-13 * largest)).nonzero()[:, 0]
+        self.scale = spread[self.kept]
+        values = values[:, self.kept] / self.scale
+        self.values = values - values.mean(0)
+        self.slopes = self.scaled_slopes(sample.x)
+
+    def scaled_slopes(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n k d"]:
+        """Return gradients of the functions times the noise of each coordinate."""
+        slopes = self.library.gradients(x)[:, self.kept]
+        scaled: Tensor = slopes * self.sample.deviation / self.scale[:, None]
+        return scaled
+
+    def second_order(self, use: Tensor, c: Float[Tensor, "k j"]) -> Float[Tensor, "n j"]:
+        r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations.
+
+        `use` are the states. Curvature of removed products of known quantities is neglected.
+        """
+        x, sigma = self.sample.x[use], self.sample.deviation
+        coefficients = c.new_zeros(len(self.library), c.shape[1])
+        coefficients[self.kept] = c / self.scale[:, None]
+        total = c.new_zeros(len(x), c.shape[1])
+        for i in range(len(sigma)):
+            shift = torch.zeros_like(x)
+            shift[:, i] = STEP * sigma[i]
+            ahead, behind = (
+                self.library.combined_gradients(x + side * shift, coefficients) * sigma
+                for side in (1, -1)
+            )
+            total += ((ahead - behind) / (2 * STEP)).square().sum(-1)
+        return total
+
+
+@dataclass
+class Moments:
+    """Covariances of the functions over the trajectories of some folds.
+
+    Args:
+        within: W; with `noise_within`.
+        slow: covariance of the slow components; with `noise_slow`.
+        total: V; with `noise_total`.
+        freedom: degrees of freedom of W.
+    """
+
+    within: Tensor
+    noise_within: Tensor
+    slow: Tensor
+    noise_slow: Tensor
+    total: Tensor
+    noise_total: Tensor
+    freedom: float
+
+
+def moments_of(features: Features, use: Tensor) -> Moments:
+    """Return the moments of the trajectories in `use` (a mask)."""
+    sample = features.sample
+    states = use[sample.trajectory]
+    phi, slopes = features.values[states], features.slopes[states]
+    n, freedom = len(phi), float(len(phi) - int(use.sum()))
+    centred = sample.within(features.values)[states]
+    slow = torch.einsum("nk,nm->nkm", sample.slow, features.values)
+    slow = sample.sum(slow)[use].flatten(0, 1)
+    noise, noise_within, noise_slow = (
+        _gram(slopes, weight[states])
+        for weight in (
+            torch.ones_like(sample.share),
+            sample.share,
+            sample.slow.square().sum(1),
+        )
+    )
+    mean = phi.mean(0)
+    return Moments(
+        centred.mT @ centred / freedom,
+        noise_within / freedom,
+        slow.mT @ slow / len(slow),
+        noise_slow / len(slow),
+        phi.mT @ phi / n - torch.outer(mean, mean),
+        noise / n,
+        freedom,
+    )
+
+
+def _gram(slopes: Float[Tensor, "n k d"], weight: Float[Tensor, "n"]) -> Float[Tensor, "k k"]:
+    """Return the weighted sum over states of the noise covariance of the functions."""
+    rows = (slopes * weight.sqrt()[:, None, None]).transpose(1, 2).flatten(0, 1)
+    return rows.mT @ rows
+
+
+@dataclass
+class Directions:
+    """Generalised eigenvectors, and the uncertainty of the conserved ones.
+
+    Args:
+        variation: eigenvalues, ascending.
+        vectors: [k, j] columns of unit variance without noise.
+        varying: [k, i], the directions that are not conserved.
+        errors: [i], variance of their coefficients in a conserved direction, relative to its noise,
+            times the share of the leverage that is not noise.
+    """
+
+    variation: Float[Tensor, "j"]
+    vectors: Float[Tensor, "k j"]
+    varying: Float[Tensor, "k i"]
+    errors: Float[Tensor, "i"]
+
+    def project(self, vectors: Float[Tensor, "k j"], count: int) -> "Directions":
+        """Return combinations of the first `count` directions that are nearest to `vectors`."""
+        own = self.vectors[:, :count]
+        return replace(self, vectors=own @ torch.linalg.lstsq(own, vectors).solution)
+
+
+def fixed_direction(vectors: Float[Tensor, "k j"]) -> Directions:
+    """Return directions that were not estimated."""
+    return Directions(vectors[0], vectors, vectors[:, :0], vectors[0, :0])
+
+
+def directions(moments: Moments) -> Directions:
+    r"""Solve the generalised eigenproblem among combinations with more signal than noise.
+
+    As in linear regression, the coefficient of a direction i that is not conserved has the error
+    variance $\nu / (M \lambda_i) \cdot (1 + \nu_i / \lambda_i)$, where $\nu$ is the noise of the
+    conserved quantity, M the degrees of freedom, and the last factor is due to noise in the
+    functions.
+    """
+    V, NV = moments.total, moments.noise_total
+    values, vectors = torch.linalg.eigh(V)
+    basis = vectors[:, values > RANK_TOLERANCE * values[-1]]
+    basis = basis / (basis * (V @ basis)).sum(0).sqrt()
+    values, vectors = torch.linalg.eigh(basis.mT @ (V - NV) @ basis)
+    basis = basis @ vectors
+    kept = values * (1 + MIN_SIGNAL) > MIN_SIGNAL
+    basis = basis[:, kept] / values[kept].sqrt()
+    true = moments.within - moments.noise_within
+    variation, combination = torch.linalg.eigh(basis.mT @ true @ basis)
+    basis = basis @ combination
+    noise = (basis * (moments.noise_within @ basis)).sum(0)
+    varies = variation > 4 * noise * math.sqrt(2 / moments.freedom)
+    # Of the leverage, lambda + nu, the noise nu is already part of the noise of the quantity.
+    errors = 1 / (variation[varies] * moments.freedom)
+    return Directions(variation, basis, basis[:, varies], errors)

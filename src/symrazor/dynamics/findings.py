@@ -1,0 +1,118 @@
+"""Conserved quantities that were found in trajectories, with the results of their tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.dynamics.library import Library
+from symrazor.dynamics.noise import NoiseEstimate
+from symrazor.dynamics.simulators import Choice
+
+MIN_TERM, MAX_TERMS = 0.02, 8
+"""Terms of a formula: their smallest contribution relative to the largest one, and their number."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A combination of functions of the state, with the result of its test.
+
+    Args:
+        library: the functions.
+        coefficients: [m]; the largest contribution has coefficient 1.
+        errors: [m], their standard errors (jackknife over the folds).
+        p_value: probability of a larger variation if the quantity is conserved.
+        variation: estimated fraction of its variance within trajectories, without noise.
+        limit: upper confidence limit of this fraction.
+        noise: noise variance in the quantity, relative to its variance.
+        spread: [m], standard deviation of each function over the data.
+        simple: a formula with simple coefficients that the data cannot tell from the estimate.
+    """
+
+    library: Library
+    coefficients: Float[Tensor, "m"]
+    errors: Float[Tensor, "m"]
+    p_value: float
+    variation: float
+    limit: float
+    noise: float
+    spread: Float[Tensor, "m"]
+    simple: "Simple | None" = None
+
+    @property
+    def formula(self) -> str:
+        """The largest terms, such as "q^2 + 0.667 p^2"."""
+        return format_terms(self.coefficients, self.library.names, self.spread)
+
+    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
+        """Return the values of the quantity."""
+        return self.library(x) @ self.coefficients
+
+    def gradient(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return its gradients."""
+        return self.library.combined_gradients(x, self.coefficients[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Simple:
+    """A quantity with simple coefficients, and the p-value of its test."""
+
+    coefficients: Float[Tensor, "m"]
+    formula: str
+    p_value: float
+
+
+def format_terms(
+    coefficients: Float[Tensor, "m"], names: Sequence[str], spread: Float[Tensor, "m"]
+) -> str:
+    """Return the terms by their contribution to the variance, the largest first."""
+    size = (coefficients * spread).abs()
+    order = [int(k) for k in size.argsort(descending=True) if size[k] > MIN_TERM * size.max()]
+    parts = []
+    for k in order[:MAX_TERMS]:
+        c = float(coefficients[k])
+        number = "" if abs(abs(c) - 1) < 5e-4 else f"{abs(c):.3g} "
+        parts.append(f"{'-' if c < 0 else '+'} {number}{names[k]}")
+    if len(order) > MAX_TERMS:
+        parts.append(f"+ ... ({len(order) - MAX_TERMS} more terms)")
+    return " ".join(parts).removeprefix("+ ")
+
+
+def with_positive_start(
+    coefficients: Float[Tensor, "m"], spread: Float[Tensor, "m"]
+) -> Float[Tensor, "m"]:
+    """Return coefficients or their negatives, so that the largest contribution is positive."""
+    first = int((coefficients * spread).abs().argmax())
+    return coefficients if coefficients[first] > 0 else -coefficients
+
+
+@dataclass
+class Findings:
+    """Result of `find_conserved`.
+
+    Args:
+        quantities: functionally independent conserved quantities.
+        functions: further conserved quantities, which are functions of these; quadratic functions
+            of them, such as squares and products, are left out.
+        undecided: combinations that may be conserved; the data cannot tell.
+        libraries: titles of the libraries that were searched.
+        skipped: libraries that were not searched, with the reason.
+        noise: of the states.
+        fields: fitted vector fields.
+        names: of the coordinates.
+    """
+
+    quantities: list[Quantity] = field(default_factory=list)
+    functions: list[Quantity] = field(default_factory=list)
+    undecided: list[Quantity] = field(default_factory=list)
+    libraries: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    noise: NoiseEstimate | None = None
+    fields: Choice = field(default_factory=Choice)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Quantity]:
+        """All conserved quantities, dependent ones included."""
+        return [*self.quantities, *self.functions]

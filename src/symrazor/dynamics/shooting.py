@@ -1,0 +1,235 @@
+r"""Fit vector fields to noisy trajectories by multiple shooting.
+
+Trajectories are cut into windows. For each window the initial state is estimated together with the
+parameters of the field, which all windows share, so that the noise of the states does not bias the
+parameters. The sum of squared residuals is minimised by the Gauss-Newton method. Derivatives are
+differences, and the initial states are eliminated window by window.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.dynamics.fields import ParametricField
+from symrazor.dynamics.mechanics import rk4
+from symrazor.dynamics.noise import without_gaps
+from symrazor.dynamics.trajectories import Trajectories
+
+MAX_EVALUATIONS = 200_000
+"""States that are integrated side by side, at most, to limit memory."""
+STATE_STEP = 1e-5
+"""Step of differences in a state, in standard deviations of its coordinate."""
+ITERATIONS = 12
+MIN_IMPROVEMENT = 1e-3
+"""Relative decrease of the sum of squares below which the iteration ends."""
+MIN_T = 3.0
+"""Coefficients below this many standard errors are removed."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """W windows of consecutive states.
+
+    Args:
+        states: [W, T, d].
+        gaps: [W, T - 1], times between them.
+        deviation: [d], standard deviation of the noise.
+        spread: [d], of the coordinates.
+    """
+
+    states: Float[Tensor, "w t d"]
+    gaps: Float[Tensor, "w g"]
+    deviation: Float[Tensor, "d"]
+    spread: Float[Tensor, "d"]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @property
+    def freedom(self) -> int:
+        """Number of observed entries less that of initial states."""
+        return self.states.numel() - self.states[:, 0].numel()
+
+
+def windows_of(
+    data: Trajectories, length: int, limit: int, deviation: Float[Tensor, "d"]
+) -> Windows:
+    """Return at most `limit` windows of `length` states, spread evenly over the data."""
+    states, times = without_gaps(data)
+    length = min(length, states.shape[1])
+    count = states.shape[1] // length
+    cut = states[:, : count * length].unflatten(1, (count, length)).flatten(0, 1)
+    clock = times[:, : count * length].unflatten(1, (count, length)).flatten(0, 1)
+    complete = cut.isfinite().all(-1).all(-1).nonzero()[:, 0]
+    if not len(complete):
+        raise ValueError(f"No trajectory has {length} observed states.")
+    chosen = complete[torch.linspace(0, len(complete) - 1, min(limit, len(complete))).long()]
+    spread = data.states[data.observed].std(0).cpu().double()
+    return Windows(cut[chosen].double(), clock[chosen].double().diff(dim=1), deviation, spread)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted field.
+
+    Args:
+        field: with its parameters.
+        covariance: of the parameters.
+        chi_squared: squared residuals relative to the noise, per degree of freedom.
+    """
+
+    field: ParametricField
+    covariance: Float[Tensor, "k k"]
+    chi_squared: float
+
+    @property
+    def errors(self) -> Float[Tensor, "k"]:
+        """Standard errors of the parameters."""
+        return self.covariance.diagonal().clamp_min(0).sqrt()
+
+    def draws(self, count: int, seed: int = 0) -> list[ParametricField]:
+        """Return fields with parameters drawn from their uncertainty."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        generator = torch.Generator().manual_seed(seed)
+        z = torch.randn(count, len(values), generator=generator, dtype=values.dtype)
+        changes = (z * values.clamp_min(0).sqrt()) @ vectors.mT
+        return [self.field.at(self.field.parameters + change) for change in changes]
+
+
+def integrate(
+    field: ParametricField,
+    start: Float[Tensor, "p w d"],
+    parameters: Float[Tensor, "p k"],
+    gaps: Float[Tensor, "w g"],
+    substeps: int,
+) -> Float[Tensor, "p w t d"]:
+    """Return the states at all times of the windows, for each batch of parameters."""
+    x, states = start, [start]
+    for gap in gaps.unbind(1):
+        h = (gap / substeps)[:, None]
+        for _ in range(substeps):
+            x = rk4(lambda z: field.velocity(z, parameters), x, h)
+        states.append(x)
+    return torch.stack(states, 2)
+
+
+def fit_field(
+    field: ParametricField, windows: Windows, substeps: int, prune: bool = True
+) -> Fit | None:
+    """Fit the parameters of a field; None if the integration diverges.
+
+    With `prune`, parameters that do not differ from zero are removed, and the others fitted again.
+    """
+    fit = _gauss_newton(field, windows, substeps)
+    for _ in range(3 if prune else 0):
+        if fit is None:
+            return None
+        kept = fit.field.parameters.abs() > MIN_T * fit.errors
+        if bool(kept.all()) or not bool(kept.any()):
+            break
+        fit = _gauss_newton(fit.field.only(kept), windows, substeps)
+    return fit
+
+
+def residual_ratio(field: ParametricField, windows: Windows, substeps: int) -> float:
+    """Return the squared residuals per degree of freedom after fitting initial states only.
+
+    Every window has its own damping, so that one difficult window does not hold up the others.
+    """
+    start, parameters = windows.states[:, 0], field.parameters
+    residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
+    total, damping = residual.square().sum(1), torch.full((len(windows),), 1e-3).double()
+    identity = torch.eye(start.shape[1], dtype=start.dtype)
+    for _ in range(ITERATIONS):
+        A, _ = _jacobians(field, start, parameters, windows, substeps, residual, 0)
+        A = torch.nan_to_num(A, 0.0, 0.0, 0.0)
+        information = A.mT @ A
+        scale = information.diagonal(dim1=1, dim2=2).mean(1)
+        ridge = information + ((damping * scale + 1e-300)[:, None, None] * identity)
+        slope = (A.mT @ torch.nan_to_num(residual, 0.0, 0.0, 0.0).unsqueeze(-1)).squeeze(-1)
+        tried = start - torch.linalg.solve(ridge, slope.unsqueeze(-1)).squeeze(-1)
+        after = _residuals(field, tried[None], parameters[None], windows, substeps)[0]
+        new = after.square().sum(1)
+        better = (new < total) | (new.isfinite() & ~total.isfinite())
+        finished = bool(((total - new).abs() <= MIN_IMPROVEMENT * total)[better].all())
+        start = torch.where(better[:, None], tried, start)
+        residual = torch.where(better[:, None], after, residual)
+        total = torch.where(better, new, total)
+        damping = torch.where(better, damping / 5, damping * 10)
+        if finished and bool(better.any()):
+            break
+    ratio = float(total.sum()) / max(1, windows.freedom)
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def _gauss_newton(field: ParametricField, windows: Windows, substeps: int) -> Fit | None:
+    """Minimise the squared residuals over initial states and parameters; None if they diverge."""
+    start, parameters = windows.states[:, 0], field.parameters
+    k = len(parameters)
+    residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
+    total, damping = float(residual.square().sum()), 1e-4
+    information = torch.zeros(k, k, dtype=torch.float64)
+    for _ in range(ITERATIONS):
+        A, B = _jacobians(field, start, parameters, windows, substeps, residual, k)
+        if not math.isfinite(total) or not bool(A.isfinite().all() & B.isfinite().all()):
+            return None
+        Q, R = torch.linalg.qr(A)
+        left = B - Q @ (Q.mT @ B)  # the part that no change of the initial states explains
+        information = torch.einsum("wrk,wrl->kl", left, left)
+        slope = torch.einsum("wrk,wr->k", left, residual)
+        before = total
+        for _ in range(5):
+            ridge = information + torch.diag(damping * information.diagonal() + 1e-300)
+            step = -torch.linalg.lstsq(ridge, slope[:, None], driver="gelsd").solution[:, 0]
+            rest = (residual + B @ step).unsqueeze(-1)
+            move = -torch.linalg.solve_triangular(R, Q.mT @ rest, upper=True).squeeze(-1)
+            moved = parameters + step
+            tried = _residuals(field, (start + move)[None], moved[None], windows, substeps)[0]
+            new = float(tried.square().sum())
+            if new < total:  # false for NaN
+                start, parameters, residual, total = start + move, moved, tried, new
+                damping /= 5
+                break
+            damping *= 10
+        if total > (1 - MIN_IMPROVEMENT) * before:
+            break
+    freedom = max(1, windows.freedom - k)
+    covariance = torch.linalg.pinv(information, hermitian=True) * max(1.0, total / freedom)
+    return Fit(field.at(parameters), covariance, total / freedom)
+
+
+def _residuals(
+    field: ParametricField, start: Tensor, parameters: Tensor, windows: Windows, substeps: int
+) -> Float[Tensor, "p w r"]:
+    """Return the residuals of all states, in standard deviations of the noise."""
+    predicted = integrate(field, start, parameters, windows.gaps, substeps)
+    residuals: Tensor = ((predicted - windows.states) / windows.deviation).flatten(2)
+    return residuals
+
+
+def _jacobians(
+    field: ParametricField,
+    start: Float[Tensor, "w d"],
+    parameters: Float[Tensor, "k"],
+    windows: Windows,
+    substeps: int,
+    residual: Float[Tensor, "w r"],
+    k: int,
+) -> tuple[Float[Tensor, "w r d"], Float[Tensor, "w r k"]]:
+    """Return derivatives of the residuals in the initial states and in k parameters."""
+    d = start.shape[1]
+    state_steps = STATE_STEP * torch.diag(windows.spread)
+    moves = torch.cat([state_steps, start.new_zeros(k, d)])
+    changes = torch.zeros(d + k, len(parameters), dtype=start.dtype)
+    changes[d:, :k] = torch.diag(field.steps[:k])
+    size = torch.cat([state_steps.diagonal(), field.steps[:k]])
+    columns = []
+    for chosen in torch.arange(d + k).split(max(1, MAX_EVALUATIONS // len(start))):
+        states = start + moves[chosen, None]
+        shifted = _residuals(field, states, parameters + changes[chosen], windows, substeps)
+        columns.append((shifted - residual) / size[chosen, None, None])
+    jacobian = torch.cat(columns).permute(1, 2, 0)
+    return jacobian[:, :, :d], jacobian[:, :, d:]

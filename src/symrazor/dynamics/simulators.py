@@ -1,0 +1,254 @@
+r"""Choose a simulator of trajectories among vector fields that are linear in few parameters.
+
+Candidates are combinations of the functions of a library (a sparse regression), and the fields of
+energies that are such combinations. Each is fitted by multiple
+shooting (`symrazor.dynamics.shooting`) and judged by its error on trajectories set aside, relative
+to the noise: 1 is the best possible. The first candidate that reaches the noise is taken, else the
+best.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from symrazor.dynamics.fields import FreeField, HamiltonianField, ParametricField
+from symrazor.dynamics.library import Library
+from symrazor.dynamics.mechanics import rk4, symplectic_form
+from symrazor.dynamics.noise import NoiseEstimate, without_gaps
+from symrazor.dynamics.shooting import Fit, Windows, fit_field, residual_ratio, windows_of
+from symrazor.dynamics.trajectories import Trajectories, observed_states
+
+WINDOW, LONG_WINDOW = 8, 24
+"""States in a window for fitting, and for comparing fields."""
+MAX_WINDOWS, MAX_LONG_WINDOWS = 120, 40
+MAX_PARAMETERS = 220
+"""Parameters of a field before unneeded ones are removed, at most."""
+AT_THE_NOISE, ADEQUATE = 1.1, 1.25
+"""Squared errors relative to the noise at which no better field is sought, and up to which the
+conserved quantities of a field are those of the system."""
+UNCERTAINTIES, MAX_ADEQUATE = 2.0, 1.6
+"""Standard errors of that ratio that are added to both limits, and the largest limit: where data
+are few, a field with too few terms may reach the noise."""
+TIE = 1.03
+"""Errors within this factor are a tie, which the field with fewer parameters wins."""
+STEP_ERROR, STEP_QUANTILE = 0.05, 0.95
+"""Largest error of the integrator over one time step, in standard deviations of the noise, and the
+fraction of states where it holds."""
+MAX_REGRESSION_STATES = 800
+"""States for the first estimates, at most."""
+COMPLEX = 10
+"""Number of parameters that makes a candidate half as promising."""
+MAX_SECONDS = 8.0
+LOW_NOISE = 0.005
+"""Noise, relative to the spread of a coordinate, below which velocities need no smoothing."""
+MAX_SUBSTEPS = 16
+
+
+@dataclass
+class Candidate:
+    """A fitted vector field.
+
+    Args:
+        name: in words.
+        fit: parameters and their errors.
+        error: squared error on trajectories set aside, relative to the noise.
+        substeps: steps of the integrator per time step of the data.
+    """
+
+    name: str
+    fit: Fit
+    error: float
+    substeps: int
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return len(self.fit.field.parameters)
+
+
+@dataclass
+class Choice:
+    """All candidates in the order in which they were fitted, and the chosen one.
+
+    Args:
+        candidates: fitted vector fields.
+        uncertainty: standard error of the ratio of squared errors to the noise, for a true field.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    uncertainty: float = 0.0
+
+    @property
+    def adequate(self) -> Candidate | None:
+        """The best candidate if it predicts as well as the noise allows."""
+        best = self.best
+        limit = min(ADEQUATE + UNCERTAINTIES * self.uncertainty, MAX_ADEQUATE)
+        return best if best is not None and best.error <= limit else None
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate with the smallest error; the smaller one among ties."""
+        finite = [c for c in self.candidates if math.isfinite(c.error)]
+        if not finite:
+            return None
+        smallest = min(c.error for c in finite)
+        tied = [c for c in finite if c.error <= TIE * smallest]
+        return min(tied, key=lambda c: (c.parameters, c.error))
+
+
+def choose_field(
+    training: Trajectories,
+    held_out: Trajectories,
+    libraries: Sequence[Library],
+    noise: NoiseEstimate,
+    seconds: float = MAX_SECONDS,
+) -> Choice:
+    """Fit the candidates, the most promising first, for at most `seconds`.
+
+    Args:
+        training: trajectories to fit.
+        held_out: trajectories to compare on.
+        libraries: functions of velocities and energies, from simple to rich.
+        noise: of the states.
+        seconds: no further candidate is started after this time.
+    """
+    started = time.monotonic()
+    deviation = noise.deviation(observed_states(training))
+    short = windows_of(training, WINDOW, MAX_WINDOWS, deviation)
+    long = windows_of(held_out, LONG_WINDOW, MAX_LONG_WINDOWS, deviation)
+    uncertainty = math.sqrt(2 / max(1, long.freedom) + 2 / noise.freedom)
+    choice = Choice(uncertainty=uncertainty)
+    for name, start in _candidates(*velocity_estimates(training, deviation), libraries):
+        if choice.candidates and time.monotonic() - started > seconds:
+            break
+        substeps = _substeps(start, short)
+        fit = fit_field(start, short, substeps)
+        if fit is None:
+            continue
+        substeps = max(substeps, _substeps(fit.field, long))
+        error = residual_ratio(fit.field, long, substeps)
+        choice.candidates.append(Candidate(name, fit, error, substeps))
+        if error <= min(AT_THE_NOISE + UNCERTAINTIES * uncertainty, MAX_ADEQUATE):
+            break
+    return choice
+
+
+def velocity_estimates(
+    data: Trajectories, deviation: Float[Tensor, "d"]
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
+    """Return states and velocities by local polynomials: a smooth one, or exact if noise is low."""
+    states, times = without_gaps(data)
+    low = bool((deviation < LOW_NOISE * observed_states(data).std(0)).all())
+    size = min(7 if low else 5, (states.shape[1] + 1) // 2 * 2 - 1)
+    degree = size - 1 if low else min(3, size - 1)
+    x, t = states.unfold(1, size, 1).mT.flatten(0, 1), times.unfold(1, size, 1).flatten(0, 1)
+    use = x.isfinite().all(-1).all(-1)
+    x, t = x[use], t[use]
+    t = t - t[:, size // 2, None]
+    unit = t.abs().amax(1, keepdim=True)
+    powers = torch.stack([(t / unit) ** k for k in range(degree + 1)], -1)
+    solution = torch.linalg.lstsq(powers, x).solution
+    return solution[:, 0], solution[:, 1] / unit
+
+
+def _candidates(
+    x: Float[Tensor, "n d"], velocity: Float[Tensor, "n d"], libraries: Sequence[Library]
+) -> list[tuple[str, ParametricField]]:
+    """Return fields with first estimates of their parameters by regression, the best fit first."""
+    d = x.shape[1]
+    few = slice(None, None, max(1, len(x) // MAX_REGRESSION_STATES))
+    x, velocity = x[few], velocity[few]
+    fields: list[tuple[str, ParametricField]] = []
+    for library in libraries:
+        fields.append((library.title, regress(library, x, velocity)))
+        if d % 2 == 0:
+            energy = regress_energy(library, x, velocity, symplectic_form(d // 2))
+            fields.append((f"energy: {library.title}", energy))
+    fields = [(name, field) for name, field in fields if len(field.parameters) <= MAX_PARAMETERS]
+    ranked = [(_unexplained(field, x, velocity), name, field) for name, field in fields]
+    ranked.sort(key=lambda entry: entry[0])
+    return [(name, field) for _, name, field in ranked]
+
+
+def _unexplained(field: ParametricField, x: Tensor, velocity: Tensor) -> float:
+    """Return the fraction of the squared velocity that a field leaves, more for complex fields."""
+    unit = velocity.square().mean(0).sqrt().clamp_min(1e-300)
+    left = float(((velocity - field(x)) / unit).square().mean())
+    return left * (1 + len(field.parameters) / COMPLEX)
+
+
+def regress(library: Library, x: Float[Tensor, "n d"], velocity: Float[Tensor, "n d"]) -> FreeField:
+    """Regress velocities on the functions of a library, without terms that are not needed."""
+    values = library(x)
+    values = torch.cat([torch.ones_like(x[:, :1]), values], 1)
+    size = values.square().mean(0).sqrt().clamp_min(1e-300)
+    unit = velocity.square().mean(0).sqrt().clamp_min(1e-300)
+    scaled, target = values / size, velocity / unit
+    active = torch.ones(len(size), x.shape[1], dtype=torch.bool)
+    coefficients = torch.zeros(len(size), x.shape[1], dtype=x.dtype)
+    for i in range(x.shape[1]):
+        active[:, i], coefficients[:, i] = _sparse_regression(scaled, target[:, i])
+    scale = unit / size[:, None]
+    return FreeField(library, active, scale, (coefficients * scale)[active])
+
+
+def _sparse_regression(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return used terms and their coefficients; terms without a clear effect are removed."""
+    active = torch.ones(values.shape[1], dtype=torch.bool)
+    coefficients = torch.zeros(values.shape[1], dtype=values.dtype)
+    for _ in range(6):
+        part = values[:, active]
+        solution = torch.linalg.lstsq(part, target[:, None], driver="gelsd").solution[:, 0]
+        left = (target - part @ solution).square().sum() / max(1, len(part) - part.shape[1])
+        gram = torch.linalg.pinv(part.mT @ part, hermitian=True)
+        errors = (gram.diagonal().clamp_min(0) * left).sqrt()
+        coefficients = torch.zeros_like(coefficients)
+        coefficients[active] = solution
+        kept = (solution.abs() > 2 * errors) & (solution.abs() > 1e-3)
+        if bool(kept.all()) or not bool(kept.any()):
+            break
+        active[active.clone()] = kept
+        coefficients = torch.where(active, coefficients, 0.0)
+    return active, coefficients
+
+
+def regress_energy(
+    library: Library,
+    x: Float[Tensor, "n d"],
+    velocity: Float[Tensor, "n d"],
+    form: Float[Tensor, "d d"],
+) -> HamiltonianField:
+    """Regress velocities on the fields of the functions of a library."""
+    fields = library.gradients(x) @ form.mT  # [n, m, d]
+    unit = velocity.square().mean(0).sqrt().clamp_min(1e-300)
+    rows = (fields / unit).transpose(1, 2).flatten(0, 1)
+    size = rows.square().mean(0).sqrt().clamp_min(1e-300)
+    active, coefficients = _sparse_regression(rows / size, (velocity / unit).flatten())
+    scale = 1 / size
+    used = library.subset(active.nonzero()[:, 0].tolist() or [0])
+    kept = active if bool(active.any()) else torch.arange(len(active)) == 0
+    return HamiltonianField(used, scale[kept], form, (coefficients * scale)[kept])
+
+
+def _substeps(field: ParametricField, windows: Windows) -> int:
+    """Return how many steps of the integrator a time step of the data needs."""
+    x, h = windows.states[:, 0], windows.gaps.amax(1, keepdim=True)
+    steps, before = 1, _advance(field, x, h, 1)
+    while steps < MAX_SUBSTEPS:
+        after = _advance(field, x, h, 2 * steps)
+        error = ((after - before) / windows.deviation).abs().amax(1)
+        if float(error.quantile(STEP_QUANTILE)) < STEP_ERROR:
+            return steps
+        steps, before = 2 * steps, after
+    return steps
+
+
+def _advance(field: ParametricField, x: Tensor, h: Tensor, steps: int) -> Tensor:
+    for _ in range(steps):
+        x = rk4(field, x, h / steps)
+    return x
