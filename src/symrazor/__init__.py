@@ -23,6 +23,7 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
 from symrazor.symmetry.collapse import collapse
 from symrazor.symmetry.equivariance import equivariance_error
+from symrazor.symmetry.exact import make_equivariant
 from symrazor.symmetry.export import save_network
 from symrazor.symmetry.reading import Reading, reading
 from symrazor.symmetry.relax import relax
@@ -64,6 +65,7 @@ __all__ = [
     "interval",
     "invariance",
     "layers",
+    "make_equivariant",
     "positive",
     "prequential",
     "reading",

@@ -211,7 +211,7 @@ def test_the_command_stops_and_resumes(tmp_path: Path) -> None:
     assert call("--resume").returncode == 2  # the folder names code
     done = call("--resume", "--trust-code")
     assert done.returncode == 0, done.stderr
-    assert "Whole network" in done.stdout
+    assert "The whole network is" in done.stdout
     assert [record["epoch"] for record in read_events(out / runs.EVENTS)] == [1, 2, 3, 4, 5, 6]
     whole = run(read_config(tmp_path / "small.toml"), tmp_path / "whole")
     x = whole.data.x

@@ -222,18 +222,19 @@ def test_a_switched_off_free_path_reads_as_equivariant() -> None:
     assert result.layers[0].free_share < 1e-4
     assert result.equivariance_error["translation"] < 1e-12
     assert result.verdict.startswith(
-        "Layers 0 and 2 are translation-equivariant (error below 0.01 %)"
+        "The whole network is translation-equivariant (error below 0.01 %). Layers 0 and 2 are "
+        "translation-equivariant (error below 0.01 %)"
     )
 
 
-KINDS: list[Callable[[], nn.Module]] = [
-    lambda: Conv(1, 3, (8, 8), padding="zeros"),
-    lambda: Conv(1, 3, (8, 8), 2, reduction="first"),
+KINDS: list[tuple[Callable[[], nn.Module], str]] = [
+    (lambda: Conv(1, 3, (8, 8), padding="zeros"), "conv"),
+    (lambda: Conv(1, 3, (8, 8), 2, reduction="first"), "subsampling"),
 ]
 
 
-@pytest.mark.parametrize("make", KINDS)
-def test_borders_and_strides_are_named(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(("make", "where"), KINDS)
+def test_borders_and_strides_are_named(make: Callable[[], nn.Module], where: str) -> None:
     torch.manual_seed(0)
     path = make()
     head = nn.Linear(3 * path.pixels_out, 10)
@@ -242,6 +243,9 @@ def test_borders_and_strides_are_named(make: Callable[[], nn.Module]) -> None:
     result = sr.reading(model, _data()[0])
     assert result.layers[0].kind == "borders"
     assert "Layer 0 is translation-equivariant up to borders and strides" in result.verdict
+    assert result.verdict.startswith("The whole network is not translation-equivariant (error ")
+    assert list(result.breaking) == [f"0.paths.0.{where}", "2"]
+    assert f"(0.paths.0.{where}) and dense layer on flattened positions (2)" in result.verdict
 
 
 @pytest.mark.parametrize(
@@ -278,5 +282,5 @@ def test_json_is_plain(options: dict[str, Any]) -> None:
     assert set(shares["Conv"]) == {"mean", "min", "max"}
     assert set(document) == {
         *("verdict", "evidence", "train", "test", "layers", "config", "versions", "schema"),
-        *("equivariance_error", "relative_effective_parameters", "invariances"),
+        *("equivariance_error", "relative_effective_parameters", "invariances", "breaking"),
     }

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from symrazor.symmetry.reading import TABLE_WIDTH, LayerReading, PathReading, Reading
-from symrazor.symmetry.verdict import FREE_SHARE, LARGE_ERROR, SMALL_ERROR, layer_verdict, percent
+from symrazor.symmetry.verdict import (
+    FREE_SHARE,
+    LARGE_ERROR,
+    SMALL_ERROR,
+    layer_verdict,
+    network_sentence,
+    percent,
+)
 
 
 def _layer(
@@ -77,35 +84,50 @@ def test_words() -> None:
     layers = [_layer(str(i), e, 0.01) for i, e in ((0, 0.0), (2, 0.003), (4, 0.0001))]
     layers.append(LayerReading("head", [PathReading("Linear", None, 1.0, 4, 9, {})]))
     layers.append(_layer("6", 0.12, 0.26))
-    assert layer_verdict(layers, 0.345) == (
-        "Layers 0 to 4 are translation-equivariant (error at most 0.3 %); layer 6 depends on "
-        "position (free paths hold 26 % of its effective parameters, error 12 %). Whole network: "
-        "equivariance error 34 %, larger than that of its layers because layer errors and "
-        "subsampling add up."
+    assert layer_verdict(layers, "The whole network.") == (
+        "The whole network. Layers 0 to 4 are translation-equivariant (error at most 0.3 %); layer "
+        "6 depends on position (free paths hold 26 % of its effective parameters, error 12 %)."
     )
-    assert layer_verdict(layers, 0.2).endswith("Whole network: equivariance error 20 %.")
-    assert layer_verdict([_layer("0", 0.0, 0.0)], 0.0).endswith(
-        "Whole network: equivariance error 0 %."
-    )
-    none = layer_verdict([_layer("0", 0.0, 0.0), _layer("1", 0.0, 0.0)], None)
+    none = layer_verdict([_layer("0", 0.0, 0.0), _layer("1", 0.0, 0.0)])
     assert none == "Layers 0 and 1 are translation-equivariant (error 0 %)."
     more = [*layers, _layer("8", 1e-9, 0.0), _layer("9", 0.5, 0.5), _layer("", 0.2, 0.0, False)]
-    assert layer_verdict(more, None) == (
+    assert layer_verdict(more) == (
         "Layers 0 to 4 and 8 are translation-equivariant (error at most 0.3 %); layer (the model) "
         "is translation-equivariant up to borders and strides (error 20 %); layers 6 and 9 depend "
         "on position (free paths hold 26 to 50 % of their effective parameters, error 12 to 50 %)."
     )
-    assert layer_verdict([_layer("a.b", 0.03, 0.12)], None) == (
+    assert layer_verdict([_layer("a.b", 0.03, 0.12)]) == (
         "Layer a.b is translation-equivariant (error 3 %), although free paths hold 12 % of its "
         "effective parameters."
     )
     off = [_layer("0", 0.1, 0.01), _layer("3", 1.06, 0.0004, strict=False), _layer("6", 0.5, 0.0)]
-    assert layer_verdict(off, None) == (
+    assert layer_verdict(off) == (
         "Layer 0 is approximately translation-equivariant (error 10 %); the data do not determine "
         "whether layers 3 and 6 are translation-equivariant (error at most 106 %, free paths hold "
         "0 to 0.04 % of their effective parameters)."
     )
-    assert layer_verdict([_layer("0", None, 0.5)], 0.5) == ""
+    assert layer_verdict([_layer("0", None, 0.5)], "Network.") == ""
+
+
+def test_the_whole_network_comes_first_with_the_modules_that_break_it() -> None:
+    breaking = {"0": "zero padding", "2": "pooling with a stride", "3": "zero padding"}
+    assert network_sentence({"translation": 0.345}, breaking) == (
+        "The whole network is not translation-equivariant (error 34 %). Shift equivariance is lost "
+        "between layers: zero padding (0, 3) and pooling with a stride (2) break it. "
+        "symrazor.make_equivariant(model, x) replaces such modules."
+    )
+    small = 0.99 * SMALL_ERROR
+    assert network_sentence({"translation": small}, breaking) == (
+        "The whole network is translation-equivariant (error 5 %)."
+    )
+    assert network_sentence({"translation": 0.2, "p4": 0.0}) == (
+        "The whole network is p4-equivariant (error 0 %) and not translation-equivariant (error "
+        "20 %)."
+    )
+    assert network_sentence({"translation": 0.2}, {"": "x"}).endswith(
+        "x ((root)) breaks it. symrazor.make_equivariant(model, x) replaces such modules."
+    )
+    assert network_sentence({"translation": None}, breaking) == network_sentence({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -132,7 +154,7 @@ def test_the_table_fits_the_terminal() -> None:
         long, [PathReading("ConvTranspose2d", None, 1.0, 1e6, 10**7, many)], {"translation": 1e-9}
     )
     test = {"accuracy": 0.9}
-    verdict = layer_verdict([wide] * 3, 0.1) + " and so on" * 30
+    verdict = layer_verdict([wide] * 3, "Network.") + " and so on" * 30
     result = Reading(verdict, {}, {}, test, [_layer("0", 0.3, 0.2), wide])
     lines = str(result).splitlines()
     assert max(map(len, lines)) <= TABLE_WIDTH

@@ -25,8 +25,11 @@ from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.equivariance import Errors, layer_errors
+from symrazor.symmetry.exact import breaking_modules
+from symrazor.symmetry.replacement import record_calls
 from symrazor.symmetry.tables import reading_html
 from symrazor.symmetry.verdict import (
+    SMALL_ERROR,
     TRANSLATION,
     Invariance,
     LayerReading,
@@ -34,6 +37,7 @@ from symrazor.symmetry.verdict import (
     invariance_sentence,
     invariances_of,
     layer_verdict,
+    network_sentence,
     percent,
     percent_range,
     support,
@@ -94,6 +98,8 @@ class Reading:
         test: metrics on held-out data, if there were any.
         layers: precision, effective parameters, share and measured error of every layer and path.
         equivariance_error: group -> measured relative error of the whole network.
+        breaking: module name -> why it breaks the translation equivariance of the network, if the
+            network is not equivariant.
         invariances: generator -> learned width of an `Augmented` network.
         config: options of the evidence.
         versions: versions of Python and torch.
@@ -106,6 +112,7 @@ class Reading:
     test: dict[str, float]
     layers: list[LayerReading]
     equivariance_error: dict[str, float] = field(default_factory=dict)
+    breaking: dict[str, str] = field(default_factory=dict)
     invariances: dict[str, Invariance] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -267,11 +274,14 @@ def read(
         )
     errors = Errors({}, {}) if x is None else layer_errors(razor.model, x)
     layers = _layer_readings(razor, evidence.effective_parameters, errors.layers)
+    breaking: dict[str, str] = {}
+    if x is not None and errors.network.get(TRANSLATION, 0.0) >= SMALL_ERROR:
+        breaking = breaking_modules(razor.model, record_calls(razor.model, x)[1])
     if shape is None:
         shape = x.shape[1:] if isinstance(x, Tensor) else ()
     widths = invariances_of(razor.model, shape)
     sentences = [
-        _symmetry_sentences(layers, errors.network),
+        layer_verdict(layers, network_sentence(errors.network, breaking)),
         invariance_sentence(widths),
         _evidence_sentences(razor, evidence, layers),
     ]
@@ -282,23 +292,11 @@ def read(
         test=test or {},
         layers=layers,
         equivariance_error=errors.network,
+        breaking=breaking,
         invariances=widths,
         config={f.name: json_ready(getattr(razor.config, f.name)) for f in fields(razor.config)},
         versions={"python": platform.python_version(), "torch": torch.__version__},
     )
-
-
-def _symmetry_sentences(layers: Sequence[LayerReading], network: Mapping[str, float]) -> str:
-    """Return the verdict on the layers, with the error of the network under every group."""
-    described = [layer.group for layer in layers if layer.group in network]
-    main = network.get(TRANSLATION, network[described[0]] if described else None)  # type: ignore[index]
-    text = layer_verdict(layers, main)
-    others = [
-        f"{percent(network[group])} under {group}" for group in network if group != TRANSLATION
-    ]
-    if TRANSLATION in network and others:
-        text = f"{text.removesuffix('.')}; {', '.join(others)}."
-    return text
 
 
 def _evidence_sentences(razor: Learned, evidence: Evidence, layers: Sequence[LayerReading]) -> str:

@@ -37,6 +37,7 @@ from symrazor.layers.path import Path
 from symrazor.layers.point_group import PointGroup, point_group
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.layers.sparse_conv import SConv
+from symrazor.symmetry.exact import breaking_modules, network_error
 from symrazor.symmetry.relax_linear import relax_linear
 from symrazor.symmetry.replacement import (
     CONVS,
@@ -181,7 +182,9 @@ def relax(
             "symrazor.replace_batchnorm(model), or with fold=True if the model is trained."
         )
     before, calls = record_calls(relaxed, example_input)
-    report, new, missing = Relaxation({}, {}), dict[int, Relaxed](), dict[int, str]()
+    error, breaking = network_error(relaxed, example_input), breaking_modules(relaxed, calls)
+    report = Relaxation({}, {}, error, breaking)
+    new, missing = dict[int, Relaxed](), dict[int, str]()
     with torch.random.fork_rng([], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)

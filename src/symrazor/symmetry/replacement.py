@@ -7,10 +7,11 @@ all modules on an example input, replace modules, and check that the outputs sta
 
 import copy
 import logging
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, cast, get_args
 
@@ -30,11 +31,14 @@ from symrazor.core.parameters import eval_mode
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
+from symrazor.symmetry.verdict import TRANSLATION, network_sentence
 
 FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 MAX_GROUPS, MIN_CHANNELS_PER_GROUP = 32, 4  # of a GroupNorm
 _log = logging.getLogger("symrazor")
 CONVS = tuple(CONVOLUTIONS.values())
+_PAD_KINDS = ("Constant", "Zero", "Reflection", "Replication", "Circular")
+PADS = tuple(getattr(nn, f"{kind}Pad{dims}d") for kind in _PAD_KINDS for dims in (1, 2, 3))
 
 
 def replace_batchnorm(
@@ -210,16 +214,22 @@ class Relaxation:
     Args:
         changed: module name -> description of its relaxed layer.
         left: module name -> the reason why it was not relaxed.
+        error: equivariance error of the whole network under circular shifts of the example input,
+            before free paths contribute; None if it was not measured.
+        breaking: module name -> why it breaks translation equivariance.
     """
 
     changed: dict[str, str]
     left: dict[str, str]
+    error: float | None = None
+    breaking: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         width = max([6, *(len(name) for name in (*self.changed, *self.left))])
         rows = [(name, "relaxed", text) for name, text in self.changed.items()]
         rows += [(name, "left", text) for name, text in self.left.items()]
-        lines = [f"{'module':<{width}}           relaxed layer, or reason why it was left"]
+        lines = textwrap.wrap(network_sentence({TRANSLATION: self.error}, self.breaking), 100)
+        lines += [f"{'module':<{width}}           relaxed layer, or reason why it was left"]
         lines += [f"{name or '(root)':<{width}}  {done:<7}  {text}" for name, done, text in rows]
         return "\n".join(lines)
 
@@ -244,11 +254,15 @@ class ModuleCall:
         shape: shape of the first positional input; empty if that is not a tensor.
         is_map: whether the input is a whole feature map, flattened to rows.
         is_image: whether the input precedes the first convolution.
+        map_shape: shape (c, *size) of this feature map; empty if the input is none.
+        padded: whether a padding module returned the input.
     """
 
     shape: tuple[int, ...]
     is_map: bool
     is_image: bool
+    map_shape: tuple[int, ...] = ()
+    padded: bool = False
 
 
 def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[ModuleCall]]]:
@@ -256,14 +270,18 @@ def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[Mod
     calls: dict[int, list[ModuleCall]] = {}
     last_map: tuple[int, ...] = ()
     images: list[Tensor] = []
+    padded: Tensor | None = None
     convolved = False
 
     def record(module: nn.Module, args: tuple[Any, ...], y: Any) -> None:
-        nonlocal last_map, convolved
+        nonlocal last_map, padded, convolved
         shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
         is_map = len(shape) == 2 and prod(last_map[1:]) > 1 and shape[1] == prod(last_map)
         is_image = not convolved or any(args[0] is image for image in images if args)
-        calls.setdefault(id(module), []).append(ModuleCall(shape, is_map, is_image))
+        map_shape, is_padded = last_map if is_map else (), bool(shape) and args[0] is padded
+        module_call = ModuleCall(shape, is_map, is_image, map_shape, is_padded)
+        calls.setdefault(id(module), []).append(module_call)
+        padded = y if isinstance(module, PADS) else padded
         convolved |= isinstance(module, CONVS)
         if isinstance(module, nn.Linear):
             last_map = ()

@@ -266,28 +266,55 @@ def percent_range(values: Sequence[float]) -> str:
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
-def layer_verdict(layers: Sequence[LayerReading], network_error: float | None) -> str:
+def network_sentence(
+    errors: Mapping[str, float | None], breaking: Mapping[str, str] | None = None
+) -> str:
+    """Return sentences that say under which groups the whole network is equivariant.
+
+    Args:
+        errors: group -> measured error of the whole network; None if it was not measured.
+        breaking: module name -> why it breaks translation equivariance.
+    """
+    measured = {group: error for group, error in errors.items() if error is not None}
+    kept = [f"{g}-equivariant (error {percent(e)})" for g, e in measured.items() if e < SMALL_ERROR]
+    lost = [
+        f"not {g}-equivariant (error {percent(e)})" for g, e in measured.items() if e >= SMALL_ERROR
+    ]
+    if not measured:
+        return ""
+    text = f"The whole network is {join_names([*kept, *lost])}."
+    if breaking and measured.get(TRANSLATION, 0.0) >= SMALL_ERROR:
+        verb = "breaks" if len(set(breaking.values())) == 1 else "break"
+        text += (
+            f" Shift equivariance is lost between layers: {describe_breaking(breaking)} {verb} it. "
+            "symrazor.make_equivariant(model, x) replaces such modules."
+        )
+    return text
+
+
+def describe_breaking(reasons: Mapping[str, str]) -> str:
+    """Return reasons with their modules, as in "pooling with a stride (2, 5)"."""
+    modules: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        modules.setdefault(reason, []).append(name or "(root)")
+    return join_names([f"{reason} ({', '.join(names)})" for reason, names in modules.items()])
+
+
+def layer_verdict(layers: Sequence[LayerReading], network: str | None = None) -> str:
     """Return sentences that say which layers have the symmetry and which break it.
 
-    Layers without a measured error are left out, and so is a network error of None.
+    Layers without a measured error are left out. The sentences on the whole network come first.
     """
     measured = [layer for layer in layers if layer.kind is not None]
     if not measured:
         return ""
     present = {layer.kind for layer in measured}
     clauses = [_clause(kind, measured) for kind in get_args(Kind) if kind in present]
-    text = f"{capitalize('; '.join(clauses))}."
+    text = f"{network} " if network else ""
+    text += f"{capitalize('; '.join(clauses))}."
     for layer in layers:
         if len(layer.symmetry) > 1:
             text += f" {supported_groups(layer.name or '(the model)', layer.symmetry)}"
-    if network_error is not None:
-        errors = [2 * layer.error for layer in measured if layer.error]
-        reason = (
-            ", larger than that of its layers because layer errors and subsampling add up"
-            if network_error >= max([LARGE_ERROR, *errors])
-            else ""
-        )
-        text += f" Whole network: equivariance error {percent(network_error)}{reason}."
     return text
 
 
