@@ -1,5 +1,6 @@
 """Define the command `symrazor`; each subcommand is a function of another module."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -93,13 +94,21 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED_PIPE)
     except USER_MISTAKES as error:
-        text = f"[red]symrazor:[/red] {escape(printable(str(error)) or 'not enough memory')}"
+        text = f"[red]symrazor:[/red] {escape(printable(_message(error)) or 'not enough memory')}"
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt as stop:
         text = f"\nsymrazor: stopped{f'; {stop}' if str(stop) else ''}"
         Console(stderr=True).print(escape(text), soft_wrap=True, highlight=False)
         sys.exit(STOPPED)
+
+
+def _message(error: BaseException) -> str:
+    if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
+        return str(error)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    action = " Free some space and run the same command again." if is_full else ""
+    return f"{error.strerror}: {error.filename}.{action}"
 
 
 if __name__ == "__main__":

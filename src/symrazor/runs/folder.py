@@ -228,6 +228,8 @@ def _write_plain(
         plain = plain_network(model, reading, example)
         write_atomically(folder / WEIGHTS, save(_contiguous(plain.state_dict())))
         write_architecture(plain, folder, example)
+    except OSError:  # a full disk, for example: the run is not finished, and can be resumed
+        raise
     except Exception as error:  # code of the user's network may raise anything; the run is kept
         remove(folder)
         text = f"There is no {PLAIN}/{ARCHITECTURE}: {error}\nsymrazor predict and symrazor export "

@@ -35,6 +35,7 @@ from symrazor.core.files import (
     check_writable_folder,
     flush,
     is_temporary,
+    named,
     parse_json,
     reader,
     remove,
@@ -323,8 +324,11 @@ def _locked(folder: Path, key: Path) -> Iterator[None]:
     _held.add(key)
     try:
         text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
-        os.truncate(handle, 0)
-        os.pwrite(handle, text.encode(), 0)
+        try:
+            os.truncate(handle, 0)
+            os.pwrite(handle, text.encode(), 0)
+        except OSError as error:
+            raise named(error, path) from error
         yield
     finally:
         _held.discard(key)

@@ -12,6 +12,7 @@ A state is a nested dictionary of tensors, numbers, strings, lists and None. In 
 with integer keys.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -126,7 +127,7 @@ def _write(folder: Path, state: State) -> None:
     try:
         save_file(tensors, folder / TENSORS)
     except SafetensorError as error:  # raised for a full disk, too
-        raise OSError(f"{folder / TENSORS}: {error}") from error
+        raise OSError(errno.EIO, str(error), str(folder / TENSORS)) from error
     document = {
         "schema": SCHEMA,
         "versions": {

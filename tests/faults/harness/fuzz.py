@@ -1,8 +1,8 @@
 """Feed damaged files to every reader, in child processes, and count what must not happen.
 
-    python -m harness.fuzz TARGET FIRST COUNT    one child: inputs FIRST, FIRST + 1, ...
+An input is a function of the target and its number, so that each failure can be repeated:
 
-An input is a function of the target and its number, so that each failure can be repeated.
+    python -m harness.child fuzz TARGET NUMBER 1
 """
 
 import json
@@ -16,12 +16,13 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from harness.outcome import Outcome
 
 READ_BYTES = 32 << 20
 """The budget of a file, `SYMRAZOR_READ_BYTES`."""
@@ -30,11 +31,8 @@ SPARE_BYTES = 96 << 20
 MAX_SECONDS = 2.0
 """Of CPU time, for one input."""
 HANG_SECONDS = 20.0
-KINDS = ("wrong exception", "over budget", "over 2 s", "outside", "code run", "crash")
 NAMES = ("fuzzed", "checkpoint", "the state", "the run")
 """What an error may name besides a file: the folder, or the run that is resumed."""
-SHOWN = 5
-"""Failures of a target that are described."""
 
 _PROCESS_EVENTS = (
     "subprocess.Popen",
@@ -149,9 +147,7 @@ class Fuzzer:
         if self.target.sealed:
             self.files["run/run.json"] = (self.folder / "run" / "run.json").read_bytes()
         self.names = {*NAMES, *(Path(file).name for file in self.files)}
-        self.rejected, self.slowest = 0, 0.0
-        self.failures: Counter[str] = Counter()
-        self.shown: list[str] = []
+        self.outcome = Outcome()
 
     def feed(self, number: int) -> None:
         """Write input `number`, read it, count what happens, and restore the files."""
@@ -168,18 +164,15 @@ class Fuzzer:
         with limited_memory(), self.guard.watching() as violations:
             error = self._read()
         seconds = time.process_time() - started
-        self.slowest = max(self.slowest, seconds)
         if seconds > MAX_SECONDS:
             violations.append(("over 2 s", f"{seconds:.1f} s"))
         if error is not None:
-            self.rejected += 1
             kind = classify(error, self.names)
             if kind is not None:
                 violations.append((kind, "".join(traceback.format_exception(error))))
+        self.outcome.tried += 1
         for kind, text in violations:
-            self.failures[kind] += 1
-            if self.failures[kind] <= SHOWN:
-                self.shown.append(f"{self.name} {number} ({file}): {kind}: {text}")
+            self.outcome.fail(kind, f"{self.name} {number} ({file}): {text}")
         for changed in self.files if target.spoil or target.sealed else [file]:
             (self.folder / changed).write_bytes(self.files[changed])
 
@@ -195,58 +188,43 @@ class Fuzzer:
         return None
 
 
-def attack(name: str, first: int, count: int) -> dict[str, Any]:
-    """Feed `count` inputs to a target; return counts and descriptions of failures."""
+def attack(name: str, first: int, count: int) -> Outcome:
+    """Feed `count` inputs to a target."""
 
     def hang(number: int, frame: FrameType | None) -> None:
         raise Hang
 
     signal.signal(signal.SIGPROF, hang)
+    warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(dir=_memory_disk()) as place:
         fuzzer = Fuzzer(name, Path(place))
         for number in range(first, first + count):
             fuzzer.feed(number)
-    return {
-        "name": fuzzer.target.name,
-        "inputs": count,
-        "rejected": fuzzer.rejected,
-        "slowest": fuzzer.slowest,
-        "failures": dict(fuzzer.failures),
-        "shown": fuzzer.shown,
-    }
+    return fuzzer.outcome
 
 
 def run_child(name: str, first: int, count: int) -> dict[str, Any]:
-    """Run `attack` in a process of its own; a crash is a failure."""
+    """Run `attack` in a process of its own."""
+    return run_module("fuzz", name, str(first), str(count))
+
+
+def run_module(module: str, *arguments: str) -> dict[str, Any]:
+    """Run the attack of a module in a process of its own, and return its counts.
+
+    A crash is a failure.
+    """
     environment = os.environ | {"SYMRAZOR_READ_BYTES": str(READ_BYTES), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "harness.fuzz", name, str(first), str(count)]
+    command = [sys.executable, "-m", "harness.child", module, *arguments]
+    folder = Path(__file__).parents[1]
     done = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[1],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode == 0:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result
-    text = f"{name} {first}: exit {done.returncode}: {done.stderr[-2000:]}"
-    failures = {"crash": 1}
-    return {
-        "name": name,
-        "inputs": 0,
-        "rejected": 0,
-        "slowest": 0,
-        "failures": failures,
-        "shown": [text],
-    }
+    text = f"{module} {arguments}: exit {done.returncode}: {done.stderr[-2000:]}"
+    return {"tried": 0, "failures": {"crash": 1}, "shown": [text]}
 
 
 def _memory_disk() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    print(json.dumps(attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))

@@ -4,6 +4,7 @@ Each attempt runs in a forked child, because importing torch takes longer than a
 child counts its file operations by an audit hook and sends itself SIGKILL before the k-th one.
 """
 
+import fcntl
 import json
 import os
 import random
@@ -15,15 +16,16 @@ import time
 import tomllib
 import traceback
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.torch import load
 
+from harness.outcome import Outcome
 from harness.samples import RUN_FILE, TABLES
 from symrazor.cli import app
 from symrazor.core.files import is_temporary
@@ -31,8 +33,11 @@ from symrazor.core.files import is_temporary
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
 MAX_SECONDS = 120.0
 """A child that takes longer has hung."""
+PIPE_BYTES = 1 << 20
 TIMED_KEYS = ("seconds", "date", "blake2b")
 Files = dict[str, Any]
+_outputs: dict[int, tuple[int, Path]] = {}
+"""Child -> end of the pipe with its output, and the file for it."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +59,6 @@ class Case:
     before: Sequence[Sequence[str]] = ()
     processes: int = 1
     check: Sequence[str] = ("report", "run", "--json", "report.json", "--out", "r.html")
-
-
-@dataclass
-class Outcome:
-    """What was counted."""
-
-    kills: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    shown: list[str] = field(default_factory=list)
-
-    def fail(self, kind: str, text: str) -> None:
-        """Count and describe a failure."""
-        self.failures[kind] += 1
-        self.shown.append(f"{kind}: {text}")
 
 
 def _fit_inputs(folder: Path) -> None:
@@ -118,28 +109,68 @@ CASES = {
 }
 
 
+class Operations:
+    """Count the operations on files in a folder, and act before one of them."""
+
+    def __init__(self, folder: Path, at: int = 0, act: Callable[[], None] | None = None) -> None:
+        self.root, self.at, self.act = f"{os.path.realpath(folder)}/", at, act
+        self.done = 0
+
+    def watch(self) -> None:
+        """Start; there is no end, so this is for a forked child."""
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in OPERATIONS or not isinstance(args[0], str | os.PathLike):
+            return
+        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            return
+        if not os.path.abspath(os.fspath(args[0])).startswith(self.root):
+            return
+        self.done += 1
+        if self.done == self.at and self.act is not None:
+            self.act()
+
+
+def kill_self() -> None:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run_forked(
-    folder: Path, command: Sequence[str], kill_at: int = 0, rank: int = 0, size: int = 1
+    folder: Path,
+    command: Sequence[str],
+    operations: Operations | None = None,
+    prepare: Callable[[], None] = lambda: None,
+    rank: int = 0,
+    size: int = 1,
 ) -> int:
-    """Start the command in a forked child; return its process id.
+    """Start the command in a forked child, after `prepare`; return its process id.
 
     The child writes its output to `output-RANK` and its number of file operations to `count-RANK`,
     next to the folder.
     """
+    end, output = os.pipe()  # not a file: file sizes may be limited
+    fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     pid = os.fork()
     if pid:
+        os.close(output)
+        _outputs[pid] = end, folder.parent / f"output-{rank}"
         return pid
     code = 70
     try:
         os.chdir(folder)
-        output = os.open(f"../output-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        count = os.open(f"../count-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
         if size > 1:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-        done = _count_operations(Path.cwd(), kill_at)
+        operations = operations or Operations(folder)
+        prepare()
+        operations.watch()
         code = _run_command(command)
-        Path(f"../count-{rank}").write_text(str(done[0]))
+        with suppress(OSError):  # no room left
+            os.write(count, str(operations.done).encode())
     except BaseException:
         traceback.print_exc()
     finally:
@@ -157,46 +188,28 @@ def _run_command(command: Sequence[str]) -> int:
     return 0
 
 
-def _count_operations(folder: Path, kill_at: int) -> list[int]:
-    """Count operations on files in the folder; before number `kill_at`, kill the process."""
-    done = [0]
-    root = f"{os.path.realpath(folder)}/"
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event not in OPERATIONS or not isinstance(args[0], str | os.PathLike):
-            return
-        if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            return
-        if not os.path.abspath(os.fspath(args[0])).startswith(root):
-            return
-        done[0] += 1
-        if done[0] == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
-    return done
-
-
 def wait(pid: int, seconds: float = MAX_SECONDS) -> int:
     """Return the exit code of a child, or minus the signal that ended it; -99 if it hangs."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    deadline, found, status = time.monotonic() + seconds, 0, 0
+    while not found and time.monotonic() < deadline:
         found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
         time.sleep(0.005)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -99
+    if not found:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    end, file = _outputs.pop(pid)
+    with open(end, "rb") as output:
+        file.write_bytes(output.read())
+    return os.waitstatus_to_exitcode(status) if found else -99
 
 
 def run_all(case: Case, folder: Path, kill_at: int = 0, kill_after: float = 0.0) -> list[int]:
-    """Run the command in all processes of a case; the first one is killed."""
+    """Run the command in all processes of a case; the first is killed. Return the exit codes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(random.randint(20_000, 60_000))}
-    pids = [
-        run_forked(folder, case.command, kill_at if rank == 0 else 0, rank, case.processes)
-        for rank in range(case.processes)
-    ]
+    pids = []
+    for rank in range(case.processes):
+        operations = Operations(folder, kill_at if rank == 0 else 0, kill_self)
+        pids.append(run_forked(folder, case.command, operations, rank=rank, size=case.processes))
     if kill_after:
         time.sleep(kill_after)
         os.kill(pids[0], signal.SIGKILL)
@@ -262,7 +275,7 @@ class Attack:
             self._require(wait(run_forked(self.fresh, command)) == 0)
         self.old_report = self._report(self.fresh) if case.before else None
         started = time.monotonic()
-        folder = self._copy()
+        folder = self.copy()
         self._require(set(run_all(case, folder)) == {0})
         self.seconds = time.monotonic() - started
         self.n_operations = int((place / "count-0").read_text())
@@ -271,9 +284,10 @@ class Attack:
 
     def _require(self, condition: bool) -> None:
         if not condition:
-            raise RuntimeError(f"{self.case.name}: {(self.place / 'output-0').read_text()}")
+            raise RuntimeError(f"{self.case.name}: {self.output()}")
 
-    def _copy(self) -> Path:
+    def copy(self) -> Path:
+        """Return a new folder with the inputs, and what was run before."""
         folder = self.place / "work"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.fresh, folder)
@@ -297,11 +311,11 @@ class Attack:
         """Kill one run, look at what is left, run it again, and compare."""
         case, outcome = self.case, self.outcome
         label = f"{case.name}, operation {kill_at}, {kill_after:.2f} s"
-        folder = self._copy()
+        folder = self.copy()
         codes = run_all(case, folder, kill_at, kill_after)
         if codes[0] != -signal.SIGKILL:  # it had ended before
             return
-        outcome.kills += 1
+        outcome.tried += 1
         for rank, code in enumerate(codes[1:], 1):
             text = (self.place / f"output-{rank}").read_text()
             if code not in (0, 2) or "Traceback" in text or text.count("\n") > 1:
@@ -313,16 +327,20 @@ class Attack:
         report = self._report(folder)
         if report is not None and report not in (self.old_report, self.new_report):
             outcome.fail("mixed run", label)
+        self.finish(folder, label, report)
+
+    def finish(self, folder: Path, label: str, report: Any = None) -> None:
+        """Run the command again, and compare all files with those of an undisturbed run."""
+        case, outcome = self.case, self.outcome
         codes = run_all(case, folder)
         if set(codes) != {0} and not self._was_complete(report):
-            text = (self.place / "output-0").read_text()
-            outcome.fail("lost run", f"{label}: {codes} {text[-1500:]}")
+            outcome.fail("lost run", f"{label}: {codes} {self.output()}")
             return
         found = contents(folder)
         different = [
             name
             for name in sorted({*found, *self.expected})
-            if found.get(name) != self.expected.get(name)
+            if found.get(name) != self.expected.get(name) and "checkpoints/" not in name
         ]
         if different:
             outcome.fail("lost run", f"{label}: {different} differ")
@@ -330,17 +348,17 @@ class Attack:
         if left:
             outcome.fail("temporary left", f"{label}: {left}")
 
+    def output(self, rank: int = 0) -> str:
+        """Return the end of what a process printed."""
+        return (self.place / f"output-{rank}").read_text()[-1500:]
+
     def _was_complete(self, report: Any) -> bool:
         """Return whether the killed run was finished, so that it is not run again."""
-        text = (self.place / "output-0").read_text()
-        return report == self.new_report and "already has a finished run" in text
+        return report == self.new_report and "already has a finished run" in self.output()
 
 
-def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> tuple[Outcome, int]:
-    """Kill a case before every file operation (or each `every`-th) and at random times.
-
-    Returns what was counted, and the number of file operations.
-    """
+def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> Outcome:
+    """Kill a case before every file operation (or each `every`-th) and at random times."""
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         attempts = Attack(CASES[name], Path(place))
@@ -348,10 +366,4 @@ def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> tuple[Out
             attempts.attempt(kill_at=number)
         for _ in range(n_random):
             attempts.attempt(kill_after=rng.uniform(0.02, attempts.seconds))
-    return attempts.outcome, attempts.n_operations
-
-
-if __name__ == "__main__":
-    outcome, operations = attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
-    print(sys.argv[1], operations, "operations", outcome.kills, "kills", dict(outcome.failures))
-    print("\n".join(outcome.shown[:10]))
+    return attempts.outcome

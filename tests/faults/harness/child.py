@@ -1,0 +1,15 @@
+"""Run one attack in this process, and print its counts as JSON.
+
+python -m harness.child MODULE ARGUMENTS...    calls `harness.MODULE.attack(*ARGUMENTS)`
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from importlib import import_module
+
+if __name__ == "__main__":
+    module, *arguments = sys.argv[1:]
+    values = [int(text) if text.isdecimal() else text for text in arguments]
+    outcome = import_module(f"harness.{module}").attack(*values)
+    print(json.dumps(asdict(outcome)))
