@@ -80,7 +80,7 @@ def _table(name: str) -> Callable[[Path], None]:
 
 def _motion(folder: Path) -> None:
     times = np.arange(12) * 0.5
-    phase = np.random.default_rng(0).uniform(0, 6, (8, 1)) + times
+    phase = np.random.default_rng(0).uniform(0, 6, (5, 1)) + times
     np.savez(folder / "t.npz", states=np.stack([np.sin(phase), np.cos(phase)], -1), times=times)
 
 
@@ -101,7 +101,7 @@ CASES = {
         Case("discover series", ("discover", "data.csv", *_DISCOVER), _table("series")),
         Case("discover sets", ("discover", "data.csv", *_DISCOVER), _table("sets")),
         Case("discover volumes", ("discover", "data.npz", *_DISCOVER), _arrays(1, 6, 6, 6)),
-        Case("trajectories", ("discover", "t.npz", "--epochs", "20", *_DISCOVER[2:-1]), _motion),
+        Case("trajectories", ("discover", "t.npz", "--epochs", "2", *_DISCOVER[2:-1]), _motion),
         Case("report", ("report", "run", "--quiet"), _fit_inputs, before=[_FIT]),
         Case("export", ("export", "run", "--quiet"), _fit_inputs, before=[_FIT]),
         Case("two processes", _FIT, _fit_inputs, processes=2),
