@@ -14,7 +14,12 @@ from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.accumulate import Total, map_factors
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import CurvatureTask, Method, estimate_curvature
+from symrazor.curvature.estimate import (
+    ROOT_COPIES,
+    CurvatureTask,
+    Method,
+    estimate_curvature,
+)
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra
@@ -331,3 +336,42 @@ def test_sums_do_not_depend_on_the_expected_number() -> None:
                 torch.testing.assert_close(actual.matrix, value.matrix, rtol=1e-12, atol=1e-13)
             else:
                 assert actual == value
+
+
+@pytest.mark.parametrize("estimator", ["exact", "mc"])
+def test_memory_of_the_output_hessian_is_bounded(
+    estimator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is divided; the exact estimate stays the same up to rounding."""
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 4).double(), torch.arange(30) % 50
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 50)).double()
+    root, largest = Categorical.hessian_root, [0]
+
+    def measured(self: Categorical, f: Tensor) -> Tensor:
+        columns = root(self, f)
+        largest[0] = max(largest[0], columns.nbytes)
+        return columns
+
+    monkeypatch.setattr(Categorical, "hessian_root", measured)
+    evidences = []
+    for memory in (1.0, 1e-4):
+        largest[0] = 0
+        razor = sr.Razor(model, "categorical", 30, estimator=estimator, memory=memory)
+        evidences.append(razor.evidence([(x, y)]))
+        assert (largest[0] > 1e-4 * 2**30 / ROOT_COPIES) == (memory == 1.0)
+    if estimator == "exact":
+        torch.testing.assert_close(
+            evidences[0].log_evidence, evidences[1].log_evidence, rtol=1e-10, atol=0.0
+        )
+
+
+def test_ten_thousand_classes_with_one_probe_take_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The output Hessians would take 400 MB for each sample."""
+    monkeypatch.setattr(Categorical, "hessian_root", None)
+    x, y = torch.randn(20, 4), torch.arange(20) * 500
+    model = nn.Sequential(nn.Linear(4, 2), nn.Tanh(), nn.Linear(2, 10_000))
+    razor = sr.Razor(model, "categorical", 20, estimator="mc")
+    assert razor.evidence([(x, y)]).log_evidence.isfinite()

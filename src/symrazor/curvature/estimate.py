@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Literal
 
 import torch
@@ -45,11 +46,16 @@ from symrazor.data.batches import (
     RepeatedBatches,
     call,
     check_inputs,
+    map_tensors,
     numbered_batches,
 )
 from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
 
+DEFAULT_MEMORY = 1.0
+"""Default of `CurvatureTask.memory`, in GiB."""
+ROOT_COPIES = 4
+"""Arrays of the size of a root that exist at a time while it is computed."""
 AUTO = "auto"
 """Structure that a `Razor` chooses by its cost; see `curvature.auto`."""
 BASIS_SEED = 0
@@ -132,6 +138,8 @@ class CurvatureTask:
         generator: randomness of the "mc" estimator.
         pieces: each batch is processed in at most this many parts.
         bases: results of a first pass that a structure needs for its second pass.
+        memory: largest size in GiB of the roots of the output Hessian; a batch that needs more is
+            divided further.
     """
 
     model: nn.Module
@@ -141,6 +149,7 @@ class CurvatureTask:
     generator: torch.Generator | None = None
     pieces: int = 1
     bases: Bases | None = None
+    memory: float = DEFAULT_MEMORY
 
     @property
     def structure(self) -> Structure:
@@ -195,11 +204,42 @@ class CurvatureTask:
         """Run the model on one batch and return the remaining work as independent jobs."""
         check_inputs(x, y, batch_name)
         tape = self.forward(x, keep_graph)
+        samples = self._samples_at_once(tape.f)
+        if samples < len(y):
+            return self._divided(x, y, batch_name, keep_graph, samples)
         log_likelihood, roots = self.evaluate_outputs(tape.f, y, batch_name)
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = BatchSums(log_likelihood, len(y), {})
         return [lambda: fit, *self.structure.jobs(self, tape, roots, keep_graph)]
+
+    def _samples_at_once(self, f: Tensor) -> int:
+        """Return how many samples have roots that fit the memory."""
+        memory = self.memory * 2**30 / (ROOT_COPIES * f.element_size())
+        if f.numel() * f[0].numel() <= memory or self.method.estimator == "empirical":
+            return len(f)  # there are at most as many columns as outputs
+        if self.method.estimator == "exact":
+            numbers = self.likelihood.n_columns(f) * f[0].numel()
+        elif self.method.probe == "spectral":
+            numbers = self.likelihood.probe_numbers(f, self.method.samples)
+        else:
+            numbers = self.method.samples * f[0].numel()
+        return max(1, int(memory / numbers))
+
+    def _divided(
+        self, x: Input, y: Tensor, batch_name: str, keep_graph: bool, samples: int
+    ) -> list[Job]:
+        """Return a job for each part of a batch; each has a generator of its own."""
+        jobs: list[Job] = []
+        for start in range(0, len(y), samples):
+            part, task = slice(start, start + samples), self
+            if self.generator is not None:
+                device = self.generator.device
+                seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
+                task = replace(self, generator=torch.Generator(device).manual_seed(seed))
+            inputs = map_tensors(x, itemgetter(part))
+            jobs.append(partial(task.batch_sums, inputs, y[part], batch_name, keep_graph))
+        return jobs
 
     def forward(self, x: Input, keep_graph: bool = False) -> Tape:
         """Run the model and record its layers, so that cotangents can be computed."""

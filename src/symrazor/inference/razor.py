@@ -281,7 +281,13 @@ class Razor:
         pieces = self.config.pieces if hyperparameters(self.model) else 1
         method = method or self.method
         return CurvatureTask(
-            self.model, self.layers, self.likelihood, method, self.generator, pieces
+            self.model,
+            self.layers,
+            self.likelihood,
+            method,
+            self.generator,
+            pieces,
+            memory=self.config.memory,
         )
 
     def _curvature(

@@ -13,7 +13,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.core.validation import check_at_least
-from symrazor.curvature.estimate import Method
+from symrazor.curvature.estimate import DEFAULT_MEMORY, Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import free_groups, path_groups
 from symrazor.linalg.blocks import per_weight_precision_error
@@ -63,6 +63,8 @@ class RazorConfig(Method):
         pieces: number of parts of a batch that are processed one after the other if the network has
             hyperparameters. The gradient in them then needs no more memory than a training step.
         seed: seed of the "mc" estimator.
+        memory: largest memory, in GiB, for the output Hessians of a batch, which grow with the
+            square of the number of classes. A batch that needs more is divided.
     """
 
     update: Literal["mackay", "adam"] = "mackay"
@@ -76,9 +78,12 @@ class RazorConfig(Method):
     burn_in: int = 0
     pieces: int = 2
     seed: int = 0
+    memory: float = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not self.memory > 0:
+            raise ValueError(f"memory must be positive, got {self.memory} GiB.")
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
         if not self.temperature > 0:

@@ -63,6 +63,10 @@ class Likelihood(nn.Module, ABC):
         """Return the number of columns of `hessian_root` for these outputs."""
         return len(self.hessian_root(f[:1]))
 
+    def probe_numbers(self, f: Outputs, samples: int) -> int:
+        """Return how many numbers per datum `sampled_root` keeps in memory for spectral probes."""
+        return self.n_columns(f) * f[0].numel()
+
     def masked_root(self, root: Columns, y: Tensor) -> Columns:
         """Set a root to zero where labels do not count."""
         return root

@@ -81,6 +81,11 @@ class Categorical(Likelihood):
         """Return K - 1."""
         return f.shape[1] - 1
 
+    def probe_numbers(self, f: Outputs, samples: int) -> int:
+        """Return the numbers of all probes if there are many classes."""
+        is_large = f.shape[1] > MAX_SPECTRAL_COLUMNS
+        return samples * f.shape[1] if is_large else super().probe_numbers(f, samples)
+
     def sample(self, f: Outputs, generator: torch.Generator | None) -> Tensor:
         """Draw a class per datum."""
         p = f.detach().softmax(-1).to(device_of(generator, f))

@@ -100,6 +100,11 @@ class PerPosition(Likelihood):
         one = self._rows(f[:1])
         return len(one) * self.each.n_columns(one[:1])
 
+    def probe_numbers(self, f: Tensor, samples: int) -> int:
+        """Return the numbers of all positions."""
+        one = self._rows(f[:1])
+        return len(one) * self.each.probe_numbers(one[:1], samples)
+
     def sampled_root(
         self,
         f: Tensor,
