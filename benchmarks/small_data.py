@@ -6,7 +6,8 @@ IMAGES has the folders mnist and fashion-mnist with the four IDX files, and cifa
 cifar-10-batches-bin of the binary files. SERIES has one folder per data set, as in the wheel of
 aeon (aeon/datasets/data). Either may be missing. The digits are part of symrazor.
 
-Images are averaged over blocks of 2 x 2 pixels (not the digits). A file holds a pool of training
+Images are averaged over blocks of 2 x 2 pixels (not the digits, and not mnist-28 and cifar-10-32,
+which are for benchmarks/table3_structures.py). A file holds a pool of training
 images, of which each seed uses other ones, and 1,000 test images. Series have the official split.
 """
 
@@ -68,6 +69,14 @@ def prepared(file: Path, seed: int, count: int) -> tuple[tuple[Tensor, Tensor], 
     return ((x - mean) / scale, y.long()), ((x_test - mean) / scale, y_test.long())
 
 
+def full_size(file: Path, count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the first training images, and the test images, in [0, 1]."""
+    with np.load(file) as arrays:
+        x, y, x_test, y_test = (torch.from_numpy(arrays[k]) for k in ("x", "y", "x_test", "y_test"))
+    train = x[:count].float() / 255, y[:count].long()
+    return train, (x_test.float() / 255, y_test.long())
+
+
 def main() -> None:
     """Write the files of all sources that are given."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -85,9 +94,12 @@ def main() -> None:
         for name in ("mnist", "fashion-mnist"):
             (a, b), (c, d) = (read_idx(arguments.images / name, k) for k in ("train", "t10k"))
             write(out / f"{name}.npz", halved(a, POOL), b[:POOL], halved(c, TEST), d[:TEST])
+            if name == "mnist":
+                write(out / "mnist-28.npz", a[:2000], b[:2000], c[:TEST], d[:TEST])
         cifar = arguments.images / "cifar-10"
         (a, b), (c, d) = (read_cifar(cifar, k) for k in ("data_batch_1", "test_batch"))
         write(out / "cifar-10.npz", halved(a, POOL), b[:POOL], halved(c, TEST), d[:TEST])
+        write(out / "cifar-10-32.npz", a[:2000], b[:2000], c[:TEST], d[:TEST])
     if arguments.series:
         for name in (*SERIES, *MORE_SERIES):
             train, test = load(arguments.series, name)

@@ -35,7 +35,9 @@ PASS_PENALTY = 30
 MAX_LOOPED_PAIRS = 512
 """Pairs of positions, times blocks, that inner products loop over; rows of others are formed."""
 MAX_FORMED_ENTRIES = 2**23
-"""Entries of rows that are formed at once, approximately."""
+"""Entries of rows that a CPU forms at once, approximately."""
+GPU_FORMED_ENTRIES = 2**28
+"""Entries of rows that a GPU forms at once, approximately."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,8 @@ def inner_products(
             continue
         if formed is None:
             formed = right.matrix(layout).to(dtype).T
-        samples = max(1, MAX_FORMED_ENTRIES // (rows.columns * rows.width))
+        entries = GPU_FORMED_ENTRIES if formed.is_cuda else MAX_FORMED_ENTRIES
+        samples = max(1, entries // (rows.columns * rows.width))
         for first in range(0, rows.samples, samples):
             part = rows.select(slice(first, first + samples))
             parts.append(part.matrix(layout).to(dtype) @ formed)

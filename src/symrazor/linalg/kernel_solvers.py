@@ -54,7 +54,9 @@ FIRST_COLUMNS = 64
 MAX_ADDED_COLUMNS = 1024
 """Columns are doubled until the approximation is accurate, by at most this many at a time."""
 PIECE_ROWS = 1024
-"""Rows that are multiplied at once, approximately."""
+"""Rows that a CPU multiplies at once, approximately."""
+GPU_PIECE_ROWS = 2**14
+"""Rows that a GPU multiplies at once, approximately."""
 MAX_RIGHT_ENTRIES = 2**26
 """Entries of the right rows of a product that are formed at once, approximately."""
 MAX_COLUMN_SHARE = 0.4
@@ -93,11 +95,12 @@ class Products:
 
     @cached_property
     def pieces(self) -> list[BatchRows]:
-        """The rows, about `PIECE_ROWS` at a time."""
+        """The rows, in parts that are multiplied at once."""
+        size = GPU_PIECE_ROWS if self.device.type == "cuda" else PIECE_ROWS
         return [
             piece
             for batch in self.rows.batches
-            for piece in batch.pieces(max(1, PIECE_ROWS // batch.c))
+            for piece in batch.pieces(max(1, size // batch.c))
         ]
 
     def diagonals(self, dtype: torch.dtype) -> Float[Tensor, "t m"]:
