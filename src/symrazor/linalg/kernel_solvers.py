@@ -98,9 +98,7 @@ class Products:
         """The rows, in parts that are multiplied at once."""
         size = GPU_PIECE_ROWS if self.device.type == "cuda" else PIECE_ROWS
         return [
-            piece
-            for batch in self.rows.batches
-            for piece in batch.pieces(max(1, size // batch.c))
+            piece for batch in self.rows.batches for piece in batch.pieces(max(1, size // batch.c))
         ]
 
     def diagonals(self, dtype: torch.dtype) -> Float[Tensor, "t m"]:
