@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.layers.plain import convolutional
+from symrazor.layers.plain import convolutional, group_convolutional
 from symrazor.layers.subsampling import Reduction, Subsample
 from symrazor.symmetry.relax import relax
 
@@ -59,6 +59,30 @@ def test_the_relaxed_network_is_shift_invariant_without_its_free_paths() -> None
     with torch.no_grad():
         model[3].paths[1].second.weight.normal_()
     assert shift_error(model, x, small_shifts(2)) > 0.1
+
+
+@pytest.mark.parametrize("size", [8, 9, 14, 17])
+@pytest.mark.parametrize("group", ["p4", "p4m", "pm"])
+def test_the_group_network_is_invariant_to_turns_and_shifts(group: str, size: int) -> None:
+    torch.manual_seed(0)
+    model, x = group_convolutional((2, size, size), 3, group, 8), torch.randn(6, 2, size, size)
+    assert shift_error(model, x, small_shifts(2)) < 1e-4
+    with torch.no_grad():
+        y = model(x)
+        spread = y.std(0).mean()
+        turned, mirrored = model(x.rot90(1, (2, 3)).roll(3, 2)), model(x.flip(3).roll(2, 3))
+    assert spread > 1e-3
+    assert (float((turned - y).abs().max()) < 1e-4 * spread) == (group in ("p4", "p4m"))
+    assert (float((mirrored - y).abs().max()) < 1e-4 * spread) == (group in ("pm", "p4m"))
+
+
+def test_the_group_network_of_volumes_is_invariant_to_turns_and_shifts() -> None:
+    torch.manual_seed(0)
+    model, x = group_convolutional((1, 9, 9, 9), 3, "O", 24), torch.randn(4, 1, 9, 9, 9)
+    with torch.no_grad():
+        y = model(x)
+        for moved in (x.rot90(1, (2, 3)), x.rot90(1, (3, 4)), x.roll((1, 2), (2, 4))):
+            assert float((model(moved) - y).abs().max() / y.std(0).mean()) < 1e-4
 
 
 @pytest.mark.parametrize("size", [(12, 12), (13, 13), (9, 9, 9)])

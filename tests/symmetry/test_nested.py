@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.discovery.families import deep_sets, permutation_network, relaxed_cnn
 from symrazor.groups import cyclic_permutations, dihedral_permutations, symmetric
-from symrazor.layers.plain import convolutional
+from symrazor.layers.plain import convolutional, group_convolutional
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.nested import open_paths
 
@@ -34,6 +34,11 @@ PAIRS: dict[str, tuple[tuple[int, ...], Make, Make]] = {
     "rotations": (
         (1, 9, 9),
         partial(convolutional, (1, 9, 9), 3, 8),
+        partial(relaxed_cnn, (1, 9, 9), 3, 8, ("translation", "p4", "p4m")),
+    ),
+    "group convolutions": (
+        (1, 9, 9),
+        partial(group_convolutional, (1, 9, 9), 3, "p4", 8),
         partial(relaxed_cnn, (1, 9, 9), 3, 8, ("translation", "p4", "p4m")),
     ),
     "deep sets": ((4, 5), partial(deep_sets, 4, 5, 3), partial(deep_sets, 4, 5, 3, free=True)),

@@ -1,7 +1,8 @@
 r"""Build simple networks, and convert the layers of this library to plain torch modules.
 
-`convolutional`, `fully_connected` and `perceptron` return networks with fresh weights from torch's
-global random state. `Rewriter` converts a network; paths of a layer are merged where possible:
+`convolutional`, `group_convolutional`, `fully_connected` and `perceptron` return networks with
+fresh weights from torch's global random state. `Rewriter` converts a network; paths of a layer are
+merged where possible:
 
 1. Convolutions without subsampling, or subsampled at fixed positions, add up to one convolution;
    smaller kernels are padded with zeros. They must agree in stride, dilation, groups and padding.
@@ -25,17 +26,21 @@ from torch.utils.flop_counter import FlopCounterMode
 from symrazor.accelerate.torch_internals import child_modules, conv_padding
 from symrazor.core.parameters import Hyper
 from symrazor.data.batches import Input, call
+from symrazor.groups import Group
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, FilterPath
 from symrazor.layers.fully_connected import FC
+from symrazor.layers.gconv import GConv, Kind
 from symrazor.layers.path import Path, is_symrazor_module, new_parameter, traced
+from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import Relaxed, paths_by_subsampling
-from symrazor.layers.subsampling import Subsample
+from symrazor.layers.subsampling import GroupPool, Subsample
 
 MAX_CONVOLUTIONS = 3
 CONV_CHANNELS = {1: 16, 2: 8, 3: 4}
 """Spatial dimensions -> channels of the first convolution; each further one has twice as many."""
 LARGE_IMAGE_SIDE = 20
 """Images whose smaller side exceeds this many pixels get twice as many channels."""
+POOL_STRIDE = 2
 PERCEPTRON_WIDTH = 64
 _GLOBAL_POOLS = {1: nn.AdaptiveMaxPool1d, 2: nn.AdaptiveMaxPool2d, 3: nn.AdaptiveMaxPool3d}
 BASIS_BATCH_SIZE = 256
@@ -61,17 +66,59 @@ def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) 
         outputs: number of outputs.
         width: channels of the first convolution; by default `conv_channels(shape)`.
     """
-    dims, smallest_side = len(shape) - 1, min(shape[1:])
-    width = conv_channels(shape) if width is None else width
-    convolutions = min(MAX_CONVOLUTIONS, max(1, int(log2(smallest_side)) - 1))
-    kernel = 5 if dims == 1 and smallest_side >= 16 else 3
-    channels = [shape[0], *(width * 2**index for index in range(convolutions))]
+    dims, channels, kernel = len(shape) - 1, _channels(shape, width), _kernel(shape)
+    convs = [
+        CONVOLUTIONS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
+        for c_in, c_out in pairwise(channels)
+    ]
+    return nn.Sequential(*_with_pools(convs, dims), nn.Linear(channels[-1], outputs))
+
+
+def group_convolutional(
+    shape: Sequence[int], outputs: int, group: str | Group, width: int | None = None
+) -> nn.Module:
+    """Return `convolutional` with group convolutions, exactly invariant to a point group as well.
+
+    The linear layer acts on the mean over group elements, after the global pool. `relax` of a
+    `convolutional` network of the same width, with this group, contains this network.
+
+    Args:
+        shape: shape of one input, [channels, *size] in 2 or 3 dimensions, with equal sizes.
+        outputs: number of outputs.
+        group: rotations and reflections that map the grid to itself, see `GConv`.
+        width: channels of the first convolution, a multiple of the order of the group.
+
+    Raises:
+        ValueError: a group that does not fit the map or the width.
+    """
+    dims, channels, size = len(shape) - 1, _channels(shape, width), tuple(shape[1:])
     layers: list[nn.Module] = []
-    for c_in, c_out in pairwise(channels):
-        conv = CONVOLUTIONS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
-        layers += [conv, nn.ReLU(), Subsample(2, "aligned-max-pool")]
-    head = [_GLOBAL_POOLS[dims](1), nn.Flatten(), nn.Linear(channels[-1], outputs)]
-    return nn.Sequential(*layers[:-1], *head)
+    for index, (c_in, c_out) in enumerate(pairwise(channels)):
+        kind: Kind = "full" if index else "lift"
+        layers.append(GConv(c_in, c_out, size, group=group, kind=kind, kernel=_kernel(shape)))
+        size = tuple(-(-side // POOL_STRIDE) for side in size)
+    order = point_group(group).order
+    head = nn.Linear(channels[-1] // order, outputs)
+    return nn.Sequential(*_with_pools(layers, dims), nn.Sequential(GroupPool(order, "mean"), head))
+
+
+def _channels(shape: Sequence[int], width: int | None) -> list[int]:
+    """Return the channels of the input and of every convolution."""
+    width = conv_channels(shape) if width is None else width
+    convolutions = min(MAX_CONVOLUTIONS, max(1, int(log2(min(shape[1:]))) - 1))
+    return [shape[0], *(width * 2**index for index in range(convolutions))]
+
+
+def _kernel(shape: Sequence[int]) -> int:
+    return 5 if len(shape) == 2 and shape[1] >= 16 else 3
+
+
+def _with_pools(convs: Sequence[nn.Module], dims: int) -> list[nn.Module]:
+    """Return convolutions with ReLU and an aligned max pool after each, the last one global."""
+    layers: list[nn.Module] = []
+    for conv in convs:
+        layers += [conv, nn.ReLU(), Subsample(POOL_STRIDE, "aligned-max-pool")]
+    return [*layers[:-1], _GLOBAL_POOLS[dims](1), nn.Flatten()]
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:

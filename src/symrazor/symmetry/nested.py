@@ -14,6 +14,7 @@ from symrazor.layers.equivariant import EquivariantLinear, InvariantBias
 from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, spatial_layers
+from symrazor.layers.subsampling import GroupPool
 
 NEARLY_CLOSED_PRECISION = 1e6
 """Default precision of opened paths: their output starts at about 1/1000 of its usual size."""
@@ -53,6 +54,11 @@ def open_paths(
         raise _not_contained(f"the strict network has no module {missing[0]!r}")
     inside = tuple(f"{name}." if name else "" for name in layers)
     state, shared = strict.state_dict(), relaxed.state_dict()
+    for name, source in sources.items():
+        if _averages_elements(source):
+            pool, head = source[0], source[1]
+            weight = head.weight.repeat(1, pool.elements) / pool.elements
+            state |= {f"{name}.weight": weight, f"{name}.bias": head.bias}
     plain = {name for name in shared if not name.startswith(inside)} if inside else set(shared)
     for name in sorted(plain):
         if name not in state or state[name].shape != shared[name].shape:
@@ -67,6 +73,13 @@ def open_paths(
         for path in paths:
             if path.group is None:
                 _nearly_close(path, precision)
+
+
+def _averages_elements(module: nn.Module) -> bool:
+    """Return whether a module is the head of `group_convolutional`."""
+    parts = list(module) if isinstance(module, nn.Sequential) else []
+    kinds = [type(part) for part in parts]
+    return kinds == [GroupPool, nn.Linear] and parts[0].how == "mean"
 
 
 def _not_contained(reason: str) -> ValueError:
@@ -84,7 +97,8 @@ def _copy_layer(source: nn.Module, paths: list[Path]) -> None:
         return
     if len(strict) != 1:
         raise ValueError("it has several paths that are not linear maps of positions")
-    conv = strict[0].conv if isinstance(strict[0], Conv) else strict[0]
+    conv = strict[0].dense() if isinstance(strict[0], GConv) else strict[0]
+    conv = conv.conv if isinstance(conv, Conv) else conv
     targets = [path for path in paths if isinstance(path, Conv)]
     if not isinstance(conv, AnyConv) or len(targets) != 1:
         raise ValueError("it needs one convolution, in the strict and in the relaxed network")
