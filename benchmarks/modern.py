@@ -99,6 +99,8 @@ class Row:
     ratio: float
     memory_mb: float
     memory_ratio: float
+    log_evidence: float | None
+    """Per image; equal weights, data and probes for all precisions of a network."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,10 @@ def variants(
     razor = sr.Razor(model, "categorical", n, estimator="mc")
 
     def with_precision(run: Callable[[], object]) -> Callable[[], object]:
-        def evaluate() -> None:
+        def evaluate() -> object:
+            razor.generator.manual_seed(0)
             with cast(precision, setting.device):
-                run()
+                return run()
 
         return evaluate
 
@@ -181,8 +184,12 @@ def measure(setting: Setting, name: str, classes: int, precision: str) -> list[R
     runs = dict(variants(setting, name, classes, precision))
     seconds: dict[str, list[float]] = {variant: [] for variant in runs}
     memory: dict[str, float] = {}
-    for variant, run in runs.items():
-        memory[variant] = memory_of(run, setting.device)  # also the warm-up
+    values: dict[str, float | None] = {}
+    for variant, run in reversed(runs.items()):  # the SGD epochs, which move the weights, at last
+        found: list[object] = []
+        memory[variant] = memory_of(lambda: found.append(run()), setting.device)  # noqa: B023
+        value = found[0]
+        values[variant] = value.per_datum if isinstance(value, sr.Evidence) else None
     for _ in range(setting.rounds):
         for variant, run in runs.items():
             synchronise(setting.device)
@@ -196,6 +203,7 @@ def measure(setting: Setting, name: str, classes: int, precision: str) -> list[R
         Row(
             *(name, classes, precision, variant, medians[variant]),
             *(medians[variant] / medians[base], memory[variant], memory[variant] / memory[base]),
+            values[variant],
         )
         for variant in runs
     ]
@@ -228,7 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved repeats")
     parser.add_argument("--networks", nargs="+", default=["ResNet-18", "ViT"])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100])
-    parser.add_argument("--precisions", nargs="+", default=["float32"])
+    parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--json", type=Path, help="file for the rows")
     return parser.parse_args()
 
@@ -249,7 +257,7 @@ def main() -> int:
                     print(
                         f"{row.network:<10} {row.classes:>4} {row.precision:<9} {row.variant:<26}"
                         f"{row.seconds:8.2f} s {row.ratio:7.2f} x {row.memory_mb:8.0f} MB"
-                        f" {row.memory_ratio:6.2f} x",
+                        f" {row.memory_ratio:6.2f} x  {row.log_evidence or 0:.4f}",
                         flush=True,
                     )
                 write_rows(rows, options.json)

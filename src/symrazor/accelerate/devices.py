@@ -13,9 +13,9 @@ The results are the same up to rounding. Use it to locate the cause of a differe
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import TypeVar
@@ -209,3 +209,25 @@ def _workers(count: int) -> Executor:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)
+
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+
+def ambient_autocast() -> dict[str, torch.dtype]:
+    """Return the precision of `torch.autocast` where it is active, by type of device."""
+    active = [kind for kind in DEVICE_TYPES if torch.is_autocast_enabled(kind)]
+    return {kind: torch.get_autocast_dtype(kind) for kind in active}
+
+
+@contextmanager
+def autocast(precisions: Mapping[str, torch.dtype]) -> Iterator[None]:
+    """Compute in these precisions, by type of device, and as given on all other devices."""
+    with ExitStack() as stack:
+        for kind in DEVICE_TYPES:
+            dtype = precisions.get(kind)
+            if dtype is not None:
+                stack.enter_context(torch.autocast(kind, dtype))
+            elif torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.devices import autocast
 from symrazor.accelerate.processes import check_not_sharded
 from symrazor.accelerate.torch_internals import (
     BatchNorm,
@@ -23,7 +24,7 @@ from symrazor.accelerate.torch_internals import (
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
 from symrazor.curvature.tape import record
-from symrazor.curvature.uses import Use
+from symrazor.curvature.uses import Use, widened
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
 from symrazor.data.batches import Input, call, map_tensors
 
@@ -167,7 +168,8 @@ def verify(model: nn.Module, x: Input) -> None:
     cotangents in the weight-sharing format, must equal autograd's, and that of the second sample
     must be zero. It does not if a weight is also used outside of its module
     (F.linear(x, layer.weight)), if a layer's first dimension is not the sample, or if a registered
-    format is wrong. The weights are jittered in a copy, so that no zero hides an error.
+    format is wrong. The weights are jittered in a copy, so that no zero hides an error. All of this
+    is computed without autocast, and in float32 for weights in bfloat16.
 
     Raises:
         UnsupportedParameterError: names the weights whose gradient is not explained.
@@ -175,6 +177,13 @@ def verify(model: nn.Module, x: Input) -> None:
         DivergenceError: if weights are so large that their gradient is not finite.
     """
     pair = map_tensors(x, lambda part: part[:2])
+    if any(value.dtype == torch.bfloat16 for value in weights(model).values()):
+        model, pair = copy.deepcopy(model).float(), map_tensors(pair, widened)
+    with autocast({}):
+        _verify_in_full_precision(model, pair)
+
+
+def _verify_in_full_precision(model: nn.Module, pair: Input) -> None:
     if not _check_outputs(model, pair):
         return
     twin = _jittered_copy(model)
@@ -199,11 +208,11 @@ def verify(model: nn.Module, x: Input) -> None:
 
 
 def check_output_precision(f: Tensor) -> None:
-    """Raise ValueError for outputs in half precision."""
-    if f.dtype in (torch.float16, torch.bfloat16):
+    """Raise ValueError for outputs in float16, whose gradients overflow."""
+    if f.dtype == torch.float16:
         raise ValueError(
-            f"The model outputs are {f.dtype}, which is too coarse for curvature. Call "
-            "model.float()."
+            "The model outputs are float16, whose range is too small for the gradients of a "
+            "curvature. Use bfloat16 or float32."
         )
 
 

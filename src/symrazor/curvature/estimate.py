@@ -7,7 +7,7 @@ contributes. `collect_curvature` is the path from `Razor.step` to the blocks: on
 that adds their contributions.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.devices import is_plain, keep_freed_memory
+from symrazor.accelerate.devices import ambient_autocast, autocast, is_plain, keep_freed_memory
 from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
@@ -140,6 +140,8 @@ class CurvatureTask:
         bases: results of a first pass that a structure needs for its second pass.
         memory: largest size in GiB of the roots of the output Hessian; a batch that needs more is
             divided further.
+        precisions: precisions of `torch.autocast` in the forward pass, by type of device; None for
+            those that are active.
     """
 
     model: nn.Module
@@ -150,6 +152,7 @@ class CurvatureTask:
     pieces: int = 1
     bases: Bases | None = None
     memory: float = DEFAULT_MEMORY
+    precisions: Mapping[str, torch.dtype] | None = None
 
     @property
     def structure(self) -> Structure:
@@ -173,8 +176,9 @@ class CurvatureTask:
 
     @property
     def resolution(self) -> float:
-        """Machine epsilon of the weights' dtype."""
-        return torch.finfo(next(iter(self.theta.values())).dtype).eps
+        """Machine epsilon of the sums: that of the weights' dtype, at most that of float32."""
+        eps = torch.finfo(next(iter(self.theta.values())).dtype).eps
+        return min(eps, torch.finfo(torch.float32).eps)
 
     def by_batch(self) -> "Callable[[int], CurvatureTask]":
         """Return the task of each batch, by its number, for one pass over the data.
@@ -207,7 +211,8 @@ class CurvatureTask:
         samples = self._samples_at_once(tape.f)
         if samples < len(y):
             return self._divided(x, y, batch_name, keep_graph, samples)
-        log_likelihood, roots = self.evaluate_outputs(tape.f, y, batch_name)
+        with autocast({}):
+            log_likelihood, roots = self.evaluate_outputs(tape.f, y, batch_name)
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = BatchSums(log_likelihood, len(y), {})
@@ -243,10 +248,12 @@ class CurvatureTask:
 
     def forward(self, x: Input, keep_graph: bool = False) -> Tape:
         """Run the model and record its layers, so that cotangents can be computed."""
-        if keep_graph:
-            return record(self.model, self.layers, x)
-        with FastBackward():
-            return record(self.model, self.layers, x)
+        precisions = ambient_autocast() if self.precisions is None else self.precisions
+        with autocast(precisions):
+            if keep_graph:
+                return record(self.model, self.layers, x)
+            with FastBackward():
+                return record(self.model, self.layers, x)
 
     def evaluate_outputs(self, f: Tensor, y: Tensor, batch_name: str) -> tuple[Tensor, Tensor]:
         """Check outputs; return their log likelihood and the columns [c, n, k] of the root."""
@@ -384,6 +391,17 @@ def collect_curvature(
             become matrices after the first batch.
     """
     _check_options(n_data, temperature, keep_graph)
+    if task.precisions is None:  # only the forward pass is computed in another precision
+        task = replace(task, precisions=ambient_autocast())
+        with autocast({}):
+            return collect_curvature(
+                task,
+                loader,
+                n_data=n_data,
+                temperature=temperature,
+                keep_graph=keep_graph,
+                expected=expected,
+            )
     if task.method.structure == AUTO:
         raise ValueError("structure='auto' needs a prior: use a Razor, or name a structure.")
     if task.structure.passes > 1 and task.bases is None:

@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from symrazor.accelerate.devices import autocast
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
 from symrazor.curvature.tape import Tape
-from symrazor.curvature.uses import Use
+from symrazor.curvature.uses import Use, widened
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
@@ -313,7 +314,7 @@ def as_job(sums: Callable[[], Statistics], keep_graph: bool) -> Job:
 
     def job() -> BatchSums:
         # A format may depend on hyperparameters: their graph is needed if it is kept.
-        with torch.set_grad_enabled(keep_graph):
+        with torch.set_grad_enabled(keep_graph), autocast({}):
             return BatchSums(torch.zeros((), dtype=torch.float64), 0, sums())
 
     return job
@@ -426,9 +427,9 @@ def _input_sums(
         if reduced:
             inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
         factors = [
-            Factor.of_matrix(use.form.input_factor(x))
+            Factor.of_matrix(use.form.input_factor(widened(x)))
             if use.form.input_factor
-            else Factor.of_rows(use.form.inputs(x))
+            else Factor.of_rows(use.form.inputs(widened(x)))
             for use, x in zip(uses, inputs, strict=True)
         ]
         count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)

@@ -22,7 +22,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from symrazor.accelerate.torch_internals import tensor_version
 from symrazor.curvature.operations import OperationRecorder, settle_formats
-from symrazor.curvature.uses import Use
+from symrazor.curvature.uses import Use, widened
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import Input, call, map_tensors
 
@@ -72,7 +72,7 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
         use.copies = copies if copies and not remainder else 1  # else `verify` reports the layer
         use.copy_weights = weights
     settle_formats(uses)
-    return Tape(f, uses)
+    return Tape(widened(f), uses)
 
 
 _copies = threading.local()

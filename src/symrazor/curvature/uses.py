@@ -15,6 +15,11 @@ from symrazor.accelerate.torch_internals import tensor_version
 from symrazor.curvature.weight_sharing import Layer, Sharing
 
 
+def widened(x: Tensor) -> Tensor:
+    """Return numbers of 16 bits in float32, in which sums are computed; others unchanged."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
 @dataclass
 class Use:
     r"""One call of one layer, in the weight-sharing format.
@@ -62,11 +67,11 @@ class Use:
 
     def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
         """Return an input of the layer in the format, by sample."""
-        return self._fold(self.form.inputs(x))
+        return self._fold(self.form.inputs(widened(x)))
 
     def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
         """Return a tensor of the layer's output shape in the format, by sample."""
-        return self._fold(self.form.outputs(y))
+        return self._fold(self.form.outputs(widened(y)))
 
     @property
     def averaged(self) -> bool:
@@ -78,7 +83,7 @@ class Use:
         """Average an input of the layer over the copies of each sample."""
         if not self.averaged or self.copy_weights is None:
             return x
-        split: Tensor = x.unflatten(0, (-1, self.copies))
+        split: Tensor = widened(x).unflatten(0, (-1, self.copies))
         weights = self.copy_weights.to(x).expand(len(split), self.copies)
         return torch.einsum("nc...,nc->n...", split, weights)
 
@@ -86,7 +91,7 @@ class Use:
         """Sum a cotangent of the layer's output over the copies of each sample."""
         if not self.averaged:
             return self.outputs(y)
-        split: Tensor = self.form.outputs(y).unflatten(0, (-1, self.copies))
+        split: Tensor = self.form.outputs(widened(y)).unflatten(0, (-1, self.copies))
         return split.sum(1)
 
     def shaping_gradient(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
@@ -95,7 +100,7 @@ class Use:
         $J_n[p] = \sum_y g_n[y]\, \partial y_n / \partial p$: the cotangent of the output times the
         derivative of the output. Lengthscales and anchor positions are few, so that this is cheap.
         """
-        gradient = torch.einsum("ny,nyp->np", g.flatten(1), self._tangents[name])
+        gradient = torch.einsum("ny,nyp->np", widened(g).flatten(1), self._tangents[name])
         return gradient if self.copies == 1 else gradient.unflatten(0, (-1, self.copies)).sum(1)
 
     def gradients(
@@ -155,7 +160,9 @@ class Use:
             value: Tensor = attrgetter(local)(module)
 
             def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
-                y: Tensor = functional_call(module, {local: p.reshape(value.shape)}, (self.input,))
+                y: Tensor = functional_call(
+                    module, {local: p.reshape(value.shape)}, (widened(self.input),)
+                )
                 return y.flatten(1)
 
             tangents[name] = jacfwd(output)(value.reshape(-1))
