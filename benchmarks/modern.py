@@ -189,7 +189,7 @@ def measure(setting: Setting, name: str, classes: int, precision: str) -> list[R
         found: list[object] = []
         memory[variant] = memory_of(lambda: found.append(run()), setting.device)  # noqa: B023
         value = found[0]
-        values[variant] = value.per_datum if isinstance(value, sr.Evidence) else None
+        values[variant] = float(value.per_datum) if isinstance(value, sr.Evidence) else None
     for _ in range(setting.rounds):
         for variant, run in runs.items():
             synchronise(setting.device)
