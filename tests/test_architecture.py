@@ -21,6 +21,7 @@ SEVERAL_MODULES = {
     "cli/test_wrong_files.py",
     "core/test_extensions.py",
     "curvature/test_factor_forms.py",
+    "curvature/test_half_precision.py",
     "dynamics/test_errors.py",
     "layers/test_sparse_curvature.py",
     "runs/test_untrusted_files.py",
