@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import symrazor as sr
 from symrazor.core.parameters import weights
 from symrazor.curvature import Method, estimate_curvature
+from symrazor.curvature.coverage import layers
 from symrazor.linalg.blocks import Dense, Diag, Kron
 from symrazor.testing import assert_close
 
@@ -393,6 +394,12 @@ def test_functional_use_of_registered_layers() -> None:
         assert float(other.logdet({other.names[0]: torch.tensor(0.1)})) == pytest.approx(
             float(block.logdet(log_precision)), rel=1e-9
         )
+
+
+def test_a_module_in_two_places_is_one_layer() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    assert [layer.registered is None for layer in layers(model)] == [False]
 
 
 def test_large_positions_get_a_diagonal() -> None:

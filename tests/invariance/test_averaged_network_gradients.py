@@ -79,7 +79,7 @@ def test_the_gradient_of_a_monte_carlo_estimate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Use the same probes at every width, in a basis that does not depend on the width."""
-    monkeypatch.setattr(symrazor.core.likelihood, "MAX_SPECTRAL_COLUMNS", 0)
+    monkeypatch.setattr(symrazor.core.likelihood.base, "MAX_SPECTRAL_COLUMNS", 0)
     model, razor = _model_and_razor("mc")
     batches, state = [(_data(1, 5, 5), torch.tensor([0, 1, 2, 0, 1]))], razor.generator.get_state()
     slopes, exact = [], []

@@ -98,7 +98,7 @@ def _holds(module: nn.Module, form: Sharing, names: Mapping[str, str]) -> bool:
 
 def _shared(model: nn.Module) -> set[int]:
     """Return the ids of all parameters that several modules hold."""
-    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    counts = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     return {number for number, count in counts.items() if count > 1}
 
 
