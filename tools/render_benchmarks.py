@@ -12,6 +12,8 @@ Templates are benchmarks/*.md.in. They hold the prose; every figure comes from a
     {{table FILE | COLUMN | ...}}             the table, or some of its columns
     {{rows FILE | COLUMN | VALUE | ...}}      the same, only rows with this value in COLUMN
     {{section FILE}}                          title, question, command, machine, goal, table, notes
+    {{known_answers FILE | PART}}             "totals" or "tasks" of the benchmark of known answers;
+                                              nothing while the file does not exist
 """
 
 import argparse
@@ -22,6 +24,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from truth_figure import figure
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TRUTH_PAGE = "how-exact-is-the-evidence.md"
@@ -31,8 +36,10 @@ TEMPLATES = {
     ROOT / "benchmarks" / "readme.md.in": ROOT / "README.md",
     ROOT / "benchmarks" / f"{TRUTH_PAGE}.in": ROOT / "docs" / "concepts" / TRUTH_PAGE,
 }
+FIGURES = {"truth": ROOT / "docs" / "images" / "known-answers.svg"}
+"""Result file -> its figure, which is drawn if the file exists."""
 REQUIRED = ("title", "question", "command", "machine", "columns", "rows", "notes")
-OPTIONAL = ("version", "goal", "summary")
+OPTIONAL = ("version", "goal", "summary", "calibration")
 BANNER = "<!-- Rendered by tools/render_benchmarks.py from benchmarks/. Do not edit. -->\n\n"
 PLACEHOLDER = re.compile(r"\{\{(\w+) ([^{}]+)\}\}")
 PROGRAMS = ("symrazor ", "python ", "make ", "torchrun ")
@@ -149,6 +156,29 @@ def section(name: str) -> str:
     return "\n\n".join(parts)
 
 
+def known_answers(name: str, part: str) -> str:
+    """Return a section on the benchmark of known answers; "" while it has not been measured."""
+    if not (RESULTS / f"{name}.json").exists():
+        return ""
+    result = load(name)
+    if part == "tasks":
+        header, *lines = result["calibration"]
+        calibration = markdown_table({"columns": header}, lines, [])
+        return f"{section(name)}\n\nCalibration of stated claims:\n\n{calibration}"
+    if part != "totals":
+        raise ValueError(f"no part {part!r}; use totals or tasks")
+    columns = [name for name in result["columns"] if name != "tasks"]
+    file = FIGURES[name]
+    parts = [
+        f"## {result['title']}",
+        f"{result['question']} The tasks of the report half were not used to adjust the method. "
+        "See [how to run it](how-to/benchmark-known-answers.md).",
+        markdown_table(result, selected(result, "tasks", "all"), columns),
+        f"![Right, undecided and wrong claims by method]({file.parent.name}/{file.name})",
+    ]
+    return "\n\n".join(parts)
+
+
 PLACEHOLDERS: dict[str, Callable[..., str]] = {
     "cell": cell,
     "value": value,
@@ -157,6 +187,7 @@ PLACEHOLDERS: dict[str, Callable[..., str]] = {
     "table": table,
     "rows": some_rows,
     "section": section,
+    "known_answers": known_answers,
 }
 
 
@@ -174,7 +205,8 @@ def render(template: Path) -> str:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{template.name}: {match.group(0)}: {error}") from error
 
-    return BANNER + PLACEHOLDER.sub(replace, template.read_text(encoding="utf-8"))
+    text = PLACEHOLDER.sub(replace, template.read_text(encoding="utf-8"))
+    return BANNER + re.sub(r"\n{3,}", "\n\n", text)  # an empty section leaves blank lines
 
 
 def main() -> int:
@@ -183,8 +215,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, compare only")
     check = parser.parse_args().check
     stale = []
-    for template, page in TEMPLATES.items():
-        text = render(template)
+    texts = {page: render(template) for template, page in TEMPLATES.items()}
+    for result_name, file in FIGURES.items():
+        if (RESULTS / f"{result_name}.json").exists():
+            texts[file] = figure(load(result_name), "report", "discover")
+    for page, text in texts.items():
         if page.exists() and page.read_text(encoding="utf-8") == text:
             continue
         stale.append(page.relative_to(ROOT))

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from symrazor.bench import truth
-from symrazor.bench.truth.main import Options, chosen_tasks, main
+from symrazor.bench.truth import baselines
+from symrazor.bench.truth.check import Score, assumptions, oracle_margin
+from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
 from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import compare_range, score
@@ -110,6 +112,23 @@ def test_architectures_have_exactly_the_symmetries_that_they_claim(task: Task) -
 def test_the_oracle_has_the_known_answer_built_in(task: Task) -> None:
     holds = task.make(0).architectures[task.oracle].holds
     assert {name: holds[name] for name in task.claims} == task.claims
+
+
+@pytest.mark.parametrize("task", LABELLED, ids=ids(LABELLED))
+def test_every_oracle_has_a_rival_with_another_answer(task: Task) -> None:
+    architectures = task.make(0).architectures
+    oracle = assumptions(task, architectures[task.oracle])
+    assert any(assumptions(task, rival) != oracle for rival in architectures.values())
+
+
+def test_the_margin_compares_the_oracle_with_its_best_rival() -> None:
+    rows = [
+        Score("task", 0, "oracle", True, False, 0.3, 0.9, 1.0),
+        Score("task", 0, "the same answer", False, False, 0.2, 0.9, 1.0),
+        Score("task", 0, "rival", False, True, 0.5, 0.9, 1.0),
+        Score("task", 0, "worse rival", False, True, 0.9, 0.9, 1.0),
+    ]
+    assert oracle_margin(rows) == pytest.approx(0.2)
 
 
 def test_a_shift_gives_another_picture_with_the_same_label() -> None:
@@ -308,6 +327,41 @@ def test_rows_of_a_file_are_summarised(tmp_path: Path, capsys: pytest.CaptureFix
     assert "Calibration" in printed
     with pytest.raises(ValueError, match="--json FILE"):
         main(Options(read=True))
+
+
+@pytest.mark.slow
+def test_small_runs_of_discover_are_scored(tmp_path: Path) -> None:
+    """The run of `symrazor bench truth --small`: only failures to run count here."""
+    rows = main(Options(small=True, json=tmp_path / "rows.jsonl"))
+    assert {row.task for row in rows} == set(SMALL_TASKS)
+    assert [row.message for row in rows if row.message] == []
+    assert all(row.regret is not None for row in rows)
+
+
+def named_small(name: str) -> Task:
+    """Return a task that trains in seconds."""
+    return replace(named(name).change(n=150), n_test=200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["maximum-likelihood", "residual-pathway-prior"])
+def test_networks_with_all_paths_answer(method: str) -> None:
+    tasks = [named_small(name) for name in ("which half", "two teams", "linear target")]
+    rows = truth.run({method: truth.METHODS[method]}, tasks)
+    assert [row.message for row in rows if row.message] == []
+    assert all(row.stated is not None and row.nll is not None for row in rows)
+
+
+@pytest.mark.slow
+def test_augerino_estimates_ranges_of_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baselines, "AUGERINO_EPOCHS", 2)
+    tasks = [named_small("rotation 60"), named_small("mirrored"), named_small("which half")]
+    rows = truth.run({"augerino": baselines.augerino}, tasks)
+    stated = {(row.task, row.claim): row.stated for row in rows}
+    assert stated["rotation 60", "range of rotation"] is not None
+    assert stated["mirrored", "range of flip"] is not None
+    assert stated["which half", "translation"] is None
+    assert [row.message for row in rows if row.message] == []
 
 
 @pytest.mark.slow

@@ -5,8 +5,12 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
+
+from symrazor.bench.truth.result import write_result
+from symrazor.bench.truth.scores import Row
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -44,7 +48,9 @@ def test_result_files_have_the_required_keys(renderer: ModuleType, file: Path) -
 def test_every_result_file_is_in_the_appendix_once() -> None:
     template = (ROOT / "benchmarks" / "benchmarks-all.md.in").read_text()
     named = re.findall(r"\{\{section ([^}]+)\}\}", template)
-    assert sorted(named) == sorted(file.stem for file in FILES)
+    optional = re.findall(r"\{\{known_answers (\S+) \| tasks\}\}", template)
+    measured = {file.stem for file in FILES}
+    assert sorted(named + [name for name in optional if name in measured]) == sorted(measured)
 
 
 def test_goals_name_result_files(renderer: ModuleType) -> None:
@@ -94,3 +100,31 @@ def test_check_fails_when_a_page_is_stale(
     monkeypatch.setattr(sys, "argv", ["render_benchmarks.py"])
     assert renderer.main() == 0
     assert page.read_text().endswith("3\n")
+
+
+def test_known_answers_are_rendered_once_they_are_measured(
+    renderer: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderer, "RESULTS", tmp_path)
+    assert renderer.known_answers("truth", "totals") == ""
+    rows = [
+        Row("discover", "row", "image", "report", seed, 90.0, "translation", False, holds, status,
+            probability, regret=0.01)
+        for seed, holds, status, probability in (
+            (0, False, "right", 0.98), (1, True, "wrong", 0.96), (2, None, "undecided", 0.7),
+        )
+    ]  # fmt: skip
+    write_result(rows, tmp_path / "truth.json", "python -m symrazor.bench.truth", "two cores")
+    totals = renderer.known_answers("truth", "totals")
+    assert "| report | discover | 3 | 33.3 | 33.3 | 33.3 |" in totals
+    assert "known-answers.svg" in totals
+    tasks = renderer.known_answers("truth", "tasks")
+    assert "| row | report | discover | 3 |" in tasks
+    assert "| report | discover | 0.95 | 0.99 | 2 | 97.0 | 50.0 |" in tasks
+    drawing = ElementTree.fromstring(renderer.figure(renderer.load("truth"), "report", "discover"))
+    circle = drawing.find("{http://www.w3.org/2000/svg}circle")
+    assert circle is not None
+    assert float(circle.attrib["cx"]) == pytest.approx(590 + 200 * 47 / 50, abs=0.1)
+    assert float(circle.attrib["cy"]) == pytest.approx(46 + 100, abs=0.1)
+    with pytest.raises(ValueError, match="--machine"):
+        write_result(rows, tmp_path / "other.json", "", "")

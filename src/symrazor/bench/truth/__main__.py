@@ -38,6 +38,9 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
     add("--read", action="store_true", help="run nothing, summarise the file of rows")
     add("--check", action="store_true", help="compare the fixed architectures instead")
+    add("--result", type=Path, help="write the tables to this file, for the benchmark pages")
+    add("--machine", default="", help="description of the machine, for the result file")
+    add("--command", default="", help="the command that measured the rows, for the result file")
     values = vars(parser.parse_args(arguments))
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     return Options(**options)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from symrazor.bench.truth.check import Score, architecture_scores, oracle_margin
 from symrazor.bench.truth.methods import METHODS, Method, MethodName, run_discover
 from symrazor.bench.truth.registry import tasks
+from symrazor.bench.truth.result import write_result
 from symrazor.bench.truth.runner import append_rows, map_in_processes, read_rows, run
 from symrazor.bench.truth.scores import Row, per_task, reliability
 from symrazor.bench.truth.task import Task
@@ -39,6 +40,9 @@ class Options:
         stop_after: minutes after which no further task is started.
         read: run nothing, summarise the file of rows.
         check: compare the fixed architectures of each task instead.
+        result: write the tables to this file, for the benchmark pages.
+        machine: description of the machine, for the result file.
+        command: the command that measured the rows, for the result file.
     """
 
     half: Literal["develop", "report", "all"] = "develop"
@@ -54,6 +58,9 @@ class Options:
     stop_after: float = math.inf
     read: bool = False
     check: bool = False
+    result: Path | None = None
+    machine: str = ""
+    command: str = ""
 
 
 def main(options: Options, show: Show | None = None) -> list[Row]:
@@ -81,6 +88,8 @@ def main(options: Options, show: Show | None = None) -> list[Row]:
     if rows:
         show("Tasks", per_task(rows))
         show("Calibration of stated claims", reliability(rows))
+    if options.result is not None:
+        write_result(rows, options.result, options.command, options.machine)
     return rows
 
 

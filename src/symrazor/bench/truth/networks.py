@@ -17,6 +17,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 _CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CHANNELS = {1: (16, 32, 32), 2: (16, 32), 3: (8, 16)}
 """Spatial dimensions -> channels of the convolutions."""
+STRIDED_CHANNELS = (16, 32)
 FIRST_KERNEL = {1: 5, 2: 5, 3: 3}
 """Spatial dimensions -> size of the first filter; further ones have size 3, and are dilated."""
 WIDTH = 64
@@ -51,11 +52,20 @@ class Pool(nn.Module):
         return torch.cat([x.mean(dims), x.amax(dims)], 1)
 
 
+Trunk = tuple[list[nn.Module], int]
+"""Layers that return features [n, count], and their count."""
+
+
 def invariant(shape: Sequence[int], outputs: int) -> nn.Module:
     """Return a network that is exactly invariant to circular shifts, for all sizes."""
+    layers, features = invariant_trunk(shape)
+    return nn.Sequential(*layers, *_head(features, outputs))
+
+
+def invariant_trunk(shape: Sequence[int]) -> Trunk:
+    """Return circular convolutions and a pool over all positions."""
     channels = CHANNELS[len(shape) - 1]
-    trunk = _circular_convolutions(shape, channels)
-    return nn.Sequential(*trunk, Pool(), *_head(2 * channels[-1], outputs))
+    return [*_circular_convolutions(shape, channels), Pool()], 2 * channels[-1]
 
 
 def invariant_along(shape: Sequence[int], outputs: int, dim: int) -> nn.Module:
@@ -87,13 +97,18 @@ def _circular_convolutions(shape: Sequence[int], channels: Sequence[int]) -> lis
 
 def positional(shape: Sequence[int], outputs: int) -> nn.Module:
     """Return strided convolutions and dense layers that see the position of every feature."""
-    channels = (16, 32)
+    layers, features = positional_trunk(shape)
+    return nn.Sequential(*layers, *_head(features, outputs))
+
+
+def positional_trunk(shape: Sequence[int]) -> Trunk:
+    """Return strided convolutions, flattened."""
     layers: list[nn.Module] = []
     sizes = list(shape[1:])
-    for c_in, c_out in pairwise([shape[0], *channels]):
+    for c_in, c_out in pairwise([shape[0], *STRIDED_CHANNELS]):
         layers += [_CONVOLUTIONS[len(sizes)](c_in, c_out, 3, stride=2, padding=1), nn.ReLU()]
         sizes = [(size + 1) // 2 for size in sizes]
-    return nn.Sequential(*layers, nn.Flatten(), *_head(channels[-1] * math.prod(sizes), outputs))
+    return [*layers, nn.Flatten()], STRIDED_CHANNELS[-1] * math.prod(sizes)
 
 
 def dense(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -115,20 +130,21 @@ class OrbitPooled(nn.Module):
     """Pool features over transformed copies of the input: exactly invariant under a finite group.
 
     Args:
-        features: network with `WIDTH` outputs.
+        trunk: layers that return features.
         transforms: all elements of the group.
         outputs: number of outputs.
     """
 
-    def __init__(self, features: nn.Module, transforms: Sequence[Transform], outputs: int) -> None:
+    def __init__(self, trunk: Trunk, transforms: Sequence[Transform], outputs: int) -> None:
         super().__init__()
-        self.features, self.transforms = features, tuple(transforms)
-        self.head = nn.Sequential(*_head(2 * WIDTH, outputs))
+        layers, features = trunk
+        self.features, self.transforms = nn.Sequential(*layers), tuple(transforms)
+        self.head = nn.Sequential(*_head(2 * features, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs."""
         copies = torch.cat([transform(x) for transform in self.transforms])
-        orbit = self.features(copies).relu().unflatten(0, (len(self.transforms), len(x)))
+        orbit = self.features(copies).unflatten(0, (len(self.transforms), len(x)))
         out: Tensor = self.head(torch.cat([orbit.mean(0), orbit.amax(0)], 1))
         return out
 

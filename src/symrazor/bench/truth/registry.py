@@ -1,9 +1,17 @@
 """List all tasks."""
 
-from symrazor.bench.truth import pictures, points, series, turned_pictures, vectors, volumes
+from symrazor.bench.truth import (
+    official,
+    pictures,
+    points,
+    series,
+    turned_pictures,
+    vectors,
+    volumes,
+)
 from symrazor.bench.truth.task import Half, Task
 
-MODULES = (pictures, turned_pictures, volumes, series, points, vectors)
+MODULES = (pictures, turned_pictures, volumes, series, points, vectors, official)
 
 
 def tasks(half: Half | None = None, needs: bool = False) -> list[Task]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from statistics import fmean
 from typing import Literal
 
@@ -76,7 +76,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """Totals of one task, half or method; percentages, mean nats per datum, minutes per run."""
+    """Totals of one method on one task or half.
+
+    Args:
+        name: of the task or half.
+        method: name of the method.
+        claims: number of claims and ranges.
+        right: percentage of them that is stated and right.
+        wrong: percentage that is stated and wrong.
+        undecided: percentage that is not stated.
+        brier: mean squared error of the stated probabilities.
+        coverage: percentage of pairs of seeds in which the interval of the margin of one seed, two
+            standard errors to both sides, contains the margin of the other.
+        range_error: mean error of estimated ranges of rotation, in degrees.
+        regret: mean nats per datum behind the oracle architecture.
+        minutes: mean run time.
+    """
 
     name: str
     method: str
@@ -85,6 +100,8 @@ class Summary:
     wrong: float
     undecided: float
     brier: float | None
+    coverage: float | None
+    range_error: float | None
     regret: float | None
     minutes: float
 
@@ -204,7 +221,7 @@ def summarise(rows: Sequence[Row], name: str = "") -> list[Summary]:
             for row in chosen
             if row.probability is not None and row.status != "undecided"
         ]
-        regrets = [row.regret for row in runs if row.regret is not None]
+        angles = [r.error for r in chosen if r.claim == "range of rotation" and r.error is not None]
         summaries.append(
             Summary(
                 name,
@@ -213,12 +230,31 @@ def summarise(rows: Sequence[Row], name: str = "") -> list[Summary]:
                 share["right"],
                 share["wrong"],
                 share["undecided"],
-                fmean(squares) if squares else None,
-                fmean(regrets) if regrets else None,
+                _mean(squares),
+                _coverage(chosen),
+                _mean(angles),
+                _mean([row.regret for row in runs if row.regret is not None]),
                 fmean(row.seconds for row in runs) / 60,
             )
         )
     return summaries
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _coverage(rows: Sequence[Row]) -> float | None:
+    """Return the percentage of ordered pairs of seeds whose margins agree within the interval."""
+    inside = [
+        abs(one.margin - other.margin) <= 2 * one.standard_error
+        for one, other in permutations(rows, 2)
+        if (one.task, one.claim) == (other.task, other.claim)
+        and one.margin is not None
+        and one.standard_error is not None
+        and other.margin is not None
+    ]
+    return 100 * fmean(inside) if inside else None
 
 
 def per_task(rows: Sequence[Row]) -> list[Summary]:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from symrazor.bench.truth.networks import (
-    WIDTH,
     Architecture,
     OrbitPooled,
     dense,
     invariant,
+    invariant_trunk,
     mirror,
 )
 from symrazor.bench.truth.pictures import shift_architectures
@@ -21,7 +21,8 @@ from symrazor.groups import Group, cyclic_permutations, dihedral_permutations
 
 LENGTH, PULSE = 40, 12
 """Time steps of a series, and of an event in it."""
-RAMP_LENGTH = 24
+SHORT = 24
+"""Time steps of the series about reversal."""
 
 
 def _events(kind: Tensor) -> Tensor:
@@ -60,34 +61,40 @@ def which_half(draw: Draw, noise: float = 0.3) -> tuple[Tensor, Tensor]:
     return x + noise * draw.normal(1, LENGTH), y
 
 
-def _ramps(steep: Tensor, rising: Tensor, start: Tensor) -> Tensor:
-    """Return asymmetric pulses of two lengths that rise or fall slowly."""
-    t = torch.arange(PULSE) / PULSE
-    lengths = torch.where(steep.bool(), 0.5, 1.0)[:, None]
-    ramp = (t / lengths) * (t < lengths)
-    ramp = torch.where(rising.bool()[:, None], ramp, ramp.flip(1))
-    return _placed(ramp, start, RAMP_LENGTH)
+def _templates() -> Tensor:
+    """Return two asymmetric pulses with the same power; their reversals are two further pulses."""
+    t = (torch.arange(PULSE) + 0.5) / PULSE
+    chirp = (2 * math.pi * (t + 1.5 * t.square())).sin() * (math.pi * t).sin()
+    decay = (4 * math.pi * t).sin() * (-2.5 * t).exp()
+    pulses = torch.stack([chirp, decay])
+    return pulses / pulses.square().mean(1, keepdim=True).sqrt()
 
 
-def reversible(draw: Draw, noise: float = 0.2) -> tuple[Tensor, Tensor]:
-    """A short or a long ramp, rising or falling, anywhere; the label is its length.
+def _pulses(draw: Draw, shape: Tensor, is_reversed: Tensor, noise: float) -> Tensor:
+    """Return noisy series with a pulse or its reversal at a uniform time."""
+    pulses = _templates()[shape]
+    pulses = torch.where(is_reversed.bool()[:, None], pulses.flip(1), pulses)
+    series = _placed(pulses, draw.integers(SHORT), SHORT)
+    return series + noise * draw.normal(1, SHORT)
+
+
+def either_direction(draw: Draw, noise: float = 0.8) -> tuple[Tensor, Tensor]:
+    """One of two asymmetric pulses, forwards or backwards, anywhere; the label is which pulse.
 
     Direction and time were drawn independently of the label: circular shifts and reversal leave it
     alone.
     """
     y = draw.integers(2)
-    x = _ramps(y, draw.integers(2), draw.integers(RAMP_LENGTH))
-    return x + noise * draw.normal(1, RAMP_LENGTH), y
+    return _pulses(draw, y, draw.integers(2), noise), y
 
 
-def direction(draw: Draw, noise: float = 0.2) -> tuple[Tensor, Tensor]:
-    """A short or a long ramp, rising or falling, anywhere; the label is its direction.
+def direction(draw: Draw, noise: float = 0.8) -> tuple[Tensor, Tensor]:
+    """One of two asymmetric pulses, forwards or backwards, anywhere; the label is its direction.
 
     Reversal exchanges the labels. A circular shift changes nothing.
     """
     y = draw.integers(2)
-    x = _ramps(draw.integers(2), y, draw.integers(RAMP_LENGTH))
-    return x + noise * draw.normal(1, RAMP_LENGTH), y
+    return _pulses(draw, draw.integers(2), y, noise), y
 
 
 def _same(x: Tensor) -> Tensor:
@@ -95,7 +102,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _reversible(shape: Shape) -> torch.nn.Module:
-    return OrbitPooled(invariant(shape.inputs, WIDTH), (_same, mirror), shape.outputs)
+    return OrbitPooled(invariant_trunk(shape.inputs), (_same, mirror), shape.outputs)
 
 
 def with_reversal(shape: Shape) -> Mapping[str, Architecture]:
@@ -121,7 +128,7 @@ def ring_groups(points: int, seed: int) -> tuple[Group, ...]:
     )
 
 
-_ramp_groups = partial(ring_groups, RAMP_LENGTH)
+_ring_groups = partial(ring_groups, SHORT)
 TASKS = (
     Task(
         "event anywhere",
@@ -144,25 +151,25 @@ TASKS = (
         n=500,
     ),
     Task(
-        "ramps, either direction",
+        "pulse, either direction",
         "develop",
         "series",
-        reversible,
+        either_direction,
         claims={"cyclic": True, "dihedral": True},
         architectures=with_reversal,
         oracle="reversible",
-        groups=_ramp_groups,
-        n=300,
+        groups=_ring_groups,
+        n=200,
     ),
     Task(
-        "direction of a ramp",
+        "direction of a pulse",
         "report",
         "series",
         direction,
         claims={"cyclic": True, "dihedral": False},
         architectures=with_reversal,
         oracle="cyclic",
-        groups=_ramp_groups,
+        groups=_ring_groups,
         n=300,
     ),
 )

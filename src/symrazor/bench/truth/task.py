@@ -148,7 +148,7 @@ class Draw:
         split: training or test data. Real data of the two splits are disjoint.
         generator: source of the samples.
         seed: seed of everything that both splits share, such as a hidden basis.
-        data: folder with official data sets.
+        data: folder with official data sets, in subfolders or not.
     """
 
     n: int
@@ -185,7 +185,7 @@ class Draw:
         """
         if self.data is None:
             raise ValueError(f"No data. Use --data DIR with the files of {name}.")
-        x, y = OFFICIAL[name](self.data / name, self.split)
+        x, y = OFFICIAL[name](self.data, self.split)
         return self._chosen(x, y, classes or tuple(range(10)))
 
     def _chosen(self, x: Tensor, y: Tensor, classes: tuple[int, ...]) -> Tensors:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.bench.truth.networks import (
-    WIDTH,
     Architecture,
     OrbitPooled,
     Transform,
     dense,
     invariant,
+    invariant_trunk,
     mirror,
     positional,
+    positional_trunk,
     quarter_turn,
 )
 from symrazor.bench.truth.pictures import SIDE, noisy, placed
@@ -141,12 +142,12 @@ def handedness(draw: Draw, noise: float = 0.1) -> tuple[Tensor, Tensor]:
 
 def pooled(group: str, centred: bool, shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Return a network that pools over quarter turns or reflections."""
-    features = (positional if centred else invariant)(shape, WIDTH)
+    trunk = (positional_trunk if centred else invariant_trunk)(shape)
     turns = 4 if group == "p4" else 1
     elements: list[Transform] = [partial(quarter_turn, turns=k) for k in range(turns)]
     if group == "pm":
         elements.append(mirror)
-    return OrbitPooled(features, elements, outputs)
+    return OrbitPooled(trunk, elements, outputs)
 
 
 def point_group(group: str, centred: bool, shape: Shape) -> Mapping[str, Architecture]:
@@ -174,15 +175,14 @@ def _zoom(factor: float, x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def augmented_by_turns(degrees: float, shape: Shape) -> Mapping[str, Architecture]:
-    """Return one network trained with the true range of angles, without, and with all angles."""
+    """Return a network trained with the true range of angles, and with all or none."""
     build = partial(positional, shape.inputs, shape.outputs)
     other = 0.0 if degrees > 90 else 180.0
-    networks = {
+    return {
         "true range": Architecture(build, augment=partial(_turn, degrees) if degrees else None),
         "wrong range": Architecture(build, augment=partial(_turn, other) if other else None),
         "dense": Architecture(partial(dense, shape.inputs, shape.outputs)),
     }
-    return networks
 
 
 def augmented_by_scale(factor: float, shape: Shape) -> Mapping[str, Architecture]:
@@ -211,11 +211,13 @@ def augmented_by_shifts(pixels: int, shape: Shape) -> Mapping[str, Architecture]
     }
 
 
-def _p4(seed: int) -> tuple[str]:
+def p4_group(seed: int) -> tuple[str]:
+    """Return the group of shifts and quarter turns."""
     return ("p4",)
 
 
-def _pm(seed: int) -> tuple[str]:
+def pm_group(seed: int) -> tuple[str]:
+    """Return the group of shifts and left-right reflections."""
     return ("pm",)
 
 
@@ -241,6 +243,7 @@ TASKS = (
         tilted,
         ranges={"rotation": 0.0},
         architectures=partial(augmented_by_turns, 0.0),
+        oracle="dense",
     ),
     _rotation("report", 30),
     _rotation("develop", 60),
@@ -269,7 +272,7 @@ TASKS = (
         claims={"p4": True},
         architectures=partial(point_group, "p4", True),
         oracle="pooled",
-        groups=_p4,
+        groups=p4_group,
         n=500,
     ),
     _task(
@@ -279,7 +282,7 @@ TASKS = (
         claims={"translation": True, "p4": False},
         architectures=partial(point_group, "p4", False),
         oracle="plain",
-        groups=_p4,
+        groups=p4_group,
     ),
     _task(
         "mirrored",
@@ -289,7 +292,7 @@ TASKS = (
         ranges={"flip": 0.5},
         architectures=partial(point_group, "pm", True),
         oracle="pooled",
-        groups=_pm,
+        groups=pm_group,
         n=500,
     ),
     _task(
@@ -300,6 +303,6 @@ TASKS = (
         ranges={"flip": 0.0},
         architectures=partial(point_group, "pm", False),
         oracle="plain",
-        groups=_pm,
+        groups=pm_group,
     ),
 )

@@ -1,0 +1,98 @@
+"""Write the tables of a finished run as a result file for the benchmark pages."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from symrazor.bench.truth.scores import Row, Summary, per_task, reliability
+from symrazor.core.files import write_atomically
+
+COLUMNS = [
+    "tasks",
+    "half",
+    "method",
+    "claims",
+    "right %",
+    "wrong %",
+    "undecided %",
+    "Brier score",
+    "interval holds %",
+    "error of rotations, degrees",
+    "regret, nats",
+    "minutes",
+]
+CALIBRATION_COLUMNS = ["half", "method", "probability from", "to", "claims", "mean %", "right %"]
+ALL_TASKS = "all"
+"""First cell of the rows with the totals of a half."""
+HALVES = {"develop": "development", "report": "report"}
+
+
+def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict[str, Any]:
+    """Return the result file: totals of each half and method, then every task, then calibration."""
+    half_of = {row.task: row.half for row in rows}
+    totals, tasks = [], []
+    for summary in per_task(rows):
+        if summary.name.startswith("half: "):
+            half = summary.name.removeprefix("half: ")
+            totals.append(_cells(ALL_TASKS, half, summary))
+        else:
+            tasks.append(_cells(summary.name, half_of[summary.name], summary))
+    calibration = [
+        [
+            HALVES[half],
+            line.method,
+            f"{line.low:g}",
+            f"{line.high:g}",
+            line.claims,
+            f"{100 * line.probability:.1f}",
+            f"{100 * line.right:.1f}",
+        ]
+        for half in HALVES
+        for line in reliability([row for row in rows if row.half == half])
+    ]
+    seeds = sorted({row.seed for row in rows})
+    return {
+        "title": "Known answers",
+        "question": "Are stated answers right where the answer is known? Is the network as good as "
+        "the architecture with the known answer built in?",
+        "command": list(commands),
+        "machine": machine,
+        "columns": COLUMNS,
+        "rows": totals + tasks,
+        "calibration": [CALIBRATION_COLUMNS, *calibration],
+        "notes": [
+            f"Seeds: {', '.join(map(str, seeds))}. The development half was used to adjust the "
+            "method, the report half was not.",
+            "`best-on-test-set` chooses an architecture by the test labels: a bound, not a method.",
+        ],
+    }
+
+
+def _cells(name: str, half: str, summary: Summary) -> list[Any]:
+    return [
+        name,
+        HALVES[half],
+        summary.method,
+        summary.claims,
+        f"{summary.right:.1f}",
+        f"{summary.wrong:.1f}",
+        f"{summary.undecided:.1f}",
+        _rounded(summary.brier, 3),
+        _rounded(summary.coverage, 0),
+        _rounded(summary.range_error, 1),
+        _rounded(summary.regret, 3),
+        _rounded(summary.minutes, 1),
+    ]
+
+
+def _rounded(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
+
+
+def write_result(rows: Sequence[Row], file: Path, command: str, machine: str) -> None:
+    """Write the result file of finished rows; ValueError without command and machine."""
+    if not (command and machine):
+        raise ValueError("A result needs --command (how it was measured) and --machine (on what).")
+    result = document(rows, [command], machine)
+    write_atomically(file, (json.dumps(result, indent=1) + "\n").encode())
