@@ -196,7 +196,18 @@ def augerino(problem: Problem) -> Answer:
             AUGERINO_STRENGTH, AUGERINO_EPOCHS, seed=problem.seed, progress=False
         )
         fit_by_likelihood(model, ((x - mean) / scale, y), config=config)
-    widths = {name: entry.width for name, entry in invariances_of(model, x.shape[1:]).items()}
-    widths["scale"] = math.sqrt(widths["x-scale"] * widths["y-scale"])
-    ranges = {name: Range(width, width, width) for name, width in widths.items()}
+    learned = invariances_of(model, x.shape[1:])
+    ranges = common_names(
+        {name: Range(entry.width, entry.width, entry.width) for name, entry in learned.items()}
+    )
     return Answer((), ranges, Trained(model, mean, scale).predict(problem.test_x))
+
+
+def common_names(ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Return ranges by the names of the benchmark: "flip", and "scale" for the larger factor."""
+    axes = [ranges[name] for name in ("x-scale", "y-scale")]
+    return {
+        **ranges,
+        "scale": max(axes, key=lambda axis: axis.estimate),
+        "flip": ranges["left-right flip"],
+    }

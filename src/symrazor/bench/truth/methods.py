@@ -11,6 +11,7 @@ from typing import Any, Literal
 from symrazor.bench.truth.baselines import (
     augerino,
     best_on_test_set,
+    common_names,
     cross_validation,
     maximum_likelihood,
     residual_pathway_prior,
@@ -85,8 +86,7 @@ def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
         is_estimate = learned.supported and entry.open
         status = "estimated" if is_estimate else "no evidence"
         ranges[name] = Range(entry.width, entry.width, entry.width, status)  # type: ignore[arg-type]
-    ranges["scale"] = max((ranges[f"{axis}-scale"] for axis in "xy"), key=lambda r: r.estimate)
-    return ranges
+    return common_names(ranges)
 
 
 MethodName = Literal[
