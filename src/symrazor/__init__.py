@@ -29,6 +29,7 @@ from symrazor.symmetry.reading import Reading, reading
 from symrazor.symmetry.relax import relax
 from symrazor.symmetry.replacement import relaxation, replace_batchnorm
 from symrazor.symmetry.tables import collapse_table
+from symrazor.training.audit import audit
 from symrazor.training.fit import Fit, fit
 from symrazor.training.options import FitConfig
 from symrazor.training.prequential import prequential
@@ -53,6 +54,7 @@ __all__ = [
     "Reading",
     "UnsupportedParameterError",
     "__version__",
+    "audit",
     "collapse",
     "collapse_table",
     "data",
