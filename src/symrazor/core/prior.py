@@ -292,7 +292,7 @@ class GaussianPrior(Prior):
         There the evidence is stationary. The effective parameters $\gamma$ of a group are minus
         the derivative of the log-determinant in its log precision. All groups move at once.
         """
-        squares = self._group_squares(theta).clamp(min=_TINY).log()
+        squares = self._group_squares(theta)
         for _ in range(steps):
             parameters = list(self.log_precision)
             with torch.enable_grad():
@@ -304,9 +304,15 @@ class GaussianPrior(Prior):
                 torch.zeros_like(p) if slope is None else -slope
                 for p, slope in zip(parameters, slopes, strict=True)
             ]
-            target = torch.cat([g.flatten() for g in gamma]).clamp(min=_TINY).log() - squares
+            target = self.fixed_point_targets(torch.cat([g.flatten() for g in gamma]), squares)
             flat = torch.cat([p.detach().flatten() for p in parameters])
             self.set_(flat + damping * (target - flat))
+
+    def fixed_point_targets(
+        self, gamma: Float[Tensor, " g"], squares: Float[Tensor, " g"]
+    ) -> Float[Tensor, " g"]:
+        r"""Return $\log \gamma / \lVert\theta\rVert^2$."""
+        return gamma.clamp(min=_TINY).log() - squares.clamp(min=_TINY).log()
 
     @torch.no_grad()
     def _group_squares(self, theta: Theta) -> Float[Tensor, " g"]:
