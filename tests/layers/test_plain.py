@@ -127,6 +127,7 @@ def test_pools_take_all_pixels_of_the_chosen_cells() -> None:
         (gradient,) = torch.autograd.grad(y.sum(), z)
         torch.testing.assert_close((gradient * x).sum((1, 2, 3)), y.detach().sum((1, 2, 3)))
         assert int(gradient.sum()) == y.numel()
+    assert Subsample(2, "aligned-max-pool")(x[:0]).shape == (0, 3, 3, 4)
     average = Subsample(2, "aligned-average-pool")(x)
     torch.testing.assert_close(average, nn.functional.avg_pool2d(chosen, 2))
 

@@ -198,11 +198,11 @@ def _aligned_max_pool(x: Float[Tensor, "n c *size"], stride: int, elements: int)
     offset = torch.arange(n * g, device=x.device).view(n, g, 1) * math.prod(space[1:])
     last = x.detach().unflatten(1, (g, -1)).movedim(2, -1)
     rows = last.reshape(-1, last.shape[-1]).index_select(0, (pixels + offset).flatten())
-    kept = rows.view(n * g, *kept_shape(space[1:], stride, "aligned-max-pool"), -1)
+    kept = rows.view(n * g, *kept_shape(space[1:], stride, "aligned-max-pool"), rows.shape[1])
     largest = _MAX_POOLS[dims - 1](kept.movedim(-1, 1), stride, return_indices=True)[1]
     cells = largest.shape[2:]
     index = pixels.view(n * g, 1, k).expand(-1, largest.shape[1], -1)
-    index = index.gather(2, largest.flatten(2)).view(n, space[0], -1)
+    index = index.gather(2, largest.flatten(2)).view(n, space[0], math.prod(cells))
     if x.stride(1) == 1:  # channels last, which the gradient keeps
         y = x.flatten(2).mT.gather(1, index.mT).mT
     else:
