@@ -15,7 +15,7 @@ from symrazor.bench.truth.check import Score, assumptions, oracle_margin
 from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
 from symrazor.bench.truth.runner import append_rows, read_rows
-from symrazor.bench.truth.scores import compare_range, score
+from symrazor.bench.truth.scores import agreement, compare_range, score
 from symrazor.bench.truth.task import Task
 from symrazor.bench.truth.training import folds, negative_log_likelihood, train
 from symrazor.groups import Group
@@ -291,6 +291,24 @@ def test_summaries_count_and_calibrate() -> None:
         (0.99, 1, 0.0),
     ]
     assert table[0].probability == pytest.approx(0.92)
+
+
+def test_agreement_counts_claims_that_both_runs_state() -> None:
+    first = rows_with([0.9, 0.9, 0.9, 0.9], right=2)
+    second = [replace(row, status="right") for row in first]
+    second[3] = replace(second[3], status="undecided")
+    (line,) = agreement(first, second)
+    assert line.stated == 3
+    assert line.same == pytest.approx(200 / 3)
+
+
+def test_tasks_without_their_data_are_left_out_by_name() -> None:
+    messages: list[str] = []
+    task = next(task for task in truth.tasks(needs=True) if task.needs)
+    assert truth.run(toy_answer, [task], tell=messages.append) == []
+    assert messages == [f"{task.name} left out: it needs {task.needs}. Use --data DIR."]
+    with pytest.raises(ValueError, match="--data DIR"):
+        task.make(0)
 
 
 def test_the_plain_trainer_finds_a_linear_target() -> None:

@@ -33,7 +33,7 @@ class Arguments:
         structures: measure EKFAC and the kernel form instead of the estimators (evidence only).
         growth: also measure the cost by number of samples and outputs (evidence only).
         probes: also measure the errors of the Monte Carlo estimators (evidence only).
-        device: cpu or cuda (fit only).
+        device: cpu or cuda (fit and truth).
         noise: noise levels, relative to the spread of each coordinate (conserved only).
         seeds: seeds of the data (conserved and truth).
         half: what to run: "develop" may be used to adjust the method, "report" must not influence
@@ -141,6 +141,7 @@ def _truth(arguments: Arguments) -> None:
         arguments.data,
         arguments.json_file,
         arguments.resume,
+        device=arguments.device,
     )
     truth_bench.main(options, show=partial(_print_table, quiet=arguments.quiet))
 

@@ -13,7 +13,7 @@ from symrazor.bench.truth.methods import METHODS, Method, MethodName, run_discov
 from symrazor.bench.truth.registry import tasks
 from symrazor.bench.truth.result import write_result
 from symrazor.bench.truth.runner import append_rows, map_in_processes, read_rows, run
-from symrazor.bench.truth.scores import Row, per_task, reliability
+from symrazor.bench.truth.scores import Row, agreement, per_task, reliability
 from symrazor.bench.truth.task import Task
 
 SMALL_TASKS = ("digits in cells", "which half", "ring of points", "linear classes")
@@ -40,6 +40,8 @@ class Options:
         stop_after: minutes after which no further task is started.
         read: run nothing, summarise the file of rows.
         check: compare the fixed architectures of each task instead.
+        device: device of `discover`: "cpu", "cuda" or "auto".
+        compare: file of rows of another run, to count claims with the same answer.
         result: write the tables to this file, for the benchmark pages.
         machine: description of the machine, for the result file.
         command: the command that measured the rows, for the result file.
@@ -58,6 +60,8 @@ class Options:
     stop_after: float = math.inf
     read: bool = False
     check: bool = False
+    device: str = "cpu"
+    compare: Path | None = None
     result: Path | None = None
     machine: str = ""
     command: str = ""
@@ -88,6 +92,8 @@ def main(options: Options, show: Show | None = None) -> list[Row]:
     if rows:
         show("Tasks", per_task(rows))
         show("Calibration of stated claims", reliability(rows))
+    if options.compare is not None:
+        show("Agreement of stated claims", agreement(rows, read_rows(options.compare)))
     if options.result is not None:
         write_result(rows, options.result, options.command, options.machine)
     return rows
@@ -110,7 +116,9 @@ def _methods(options: Options) -> dict[str, Method]:
     minutes = SMALL_MINUTES if options.small else options.minutes
     methods = {name: METHODS[name] for name in options.methods}
     return {
-        name: partial(method, minutes=minutes) if method is run_discover else method
+        name: partial(method, minutes=minutes, device=options.device)
+        if method is run_discover
+        else method
         for name, method in methods.items()
     }
 

@@ -25,13 +25,13 @@ from symrazor.symmetry.verdict import SMALL_ERROR
 Method = Callable[[Problem], Answer]
 
 
-def run_discover(problem: Problem, minutes: float = 2.0) -> Answer:
+def run_discover(problem: Problem, minutes: float = 2.0, device: str = "cpu") -> Answer:
     """Answer by `symrazor.discover`."""
     options: dict[str, Any] = {
         "minutes": minutes,
         "seed": problem.seed,
         "progress": False,
-        "device": "cpu",
+        "device": device,
     }
     if problem.y is None:
         data = dataset(problem.x, None, kind=problem.kind, times=problem.times)

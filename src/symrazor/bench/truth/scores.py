@@ -267,6 +267,37 @@ def per_task(rows: Sequence[Row]) -> list[Summary]:
     ]
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """Claims that two runs state both, and the percentage of them with the same answer."""
+
+    method: str
+    stated: int
+    same: float | None
+
+
+def agreement(rows: Sequence[Row], others: Sequence[Row]) -> list[Agreement]:
+    """Compare two runs, for instance with more time or on another device.
+
+    Ranges are the same if both are right or both are wrong.
+    """
+    known = {(row.method, row.task, row.seed, row.claim): row for row in others}
+    table = []
+    for method in dict.fromkeys(row.method for row in rows):
+        pairs = [
+            (row, known[row.method, row.task, row.seed, row.claim])
+            for row in rows
+            if row.method == method and (row.method, row.task, row.seed, row.claim) in known
+        ]
+        same = [
+            row.status == other.status
+            for row, other in pairs
+            if "undecided" not in (row.status, other.status)
+        ]
+        table.append(Agreement(method, len(same), 100 * fmean(same) if same else None))
+    return table
+
+
 def reliability(rows: Sequence[Row]) -> list[Reliability]:
     """Return how often stated claims are right, by stated probability."""
     table = []
