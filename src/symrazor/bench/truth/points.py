@@ -42,19 +42,26 @@ def two_teams(draw: Draw, noise: float = 0.3) -> tuple[Tensor, Tensor]:
     return x + noise * draw.normal(POINTS, 2), y
 
 
-def alternation(draw: Draw, noise: float = 0.3) -> tuple[Tensor, Tensor]:
-    """Equal numbers of high and low points on a ring; the label is whether neighbours alternate.
+def ring_of_values(draw: Draw, points: int, y: Tensor, noise: float) -> Tensor:
+    """Return values [n, points] on a ring: three neighbours stand out, in one of two directions.
 
-    A cyclic shift keeps neighbours. Another order of the same points has the other label: a
+    Both directions have the same values. Their place is uniform.
+    """
+    pattern = torch.zeros(points)
+    pattern[:3] = torch.tensor([2.0, 1.0, -2.0])
+    levels = torch.stack([pattern, pattern.flip(0)])[y]
+    order = (torch.arange(points) + draw.integers(points)[:, None]) % points
+    return levels.gather(1, order) + noise * draw.normal(points)
+
+
+def direction_on_ring(draw: Draw, noise: float = 0.6) -> tuple[Tensor, Tensor]:
+    """A pattern at a uniform place of a ring; the label is its direction.
+
+    A cyclic shift keeps the direction. Another order of the same values has the other label: a
     network that ignores the order can only guess.
     """
     y = draw.integers(2)
-    blocks, alternating = torch.arange(POINTS) // 3 % 2, torch.arange(POINTS) % 2
-    level = torch.where(y[:, None].bool(), alternating, blocks)
-    start = draw.integers(POINTS)
-    order = (torch.arange(POINTS) + start[:, None]) % POINTS
-    x = (2.0 * level.gather(1, order) - 1)[:, :, None]
-    return x + (0.7 + noise) * draw.normal(POINTS, 1), y
+    return ring_of_values(draw, POINTS, y, noise)[:, :, None], y
 
 
 def ordered(draw: Draw, noise: float = 0.3) -> tuple[Tensor, Tensor]:
@@ -131,7 +138,7 @@ TASKS = (
     _task(
         "ring of points",
         "develop",
-        alternation,
+        direction_on_ring,
         claims={"permutation": False, "cyclic": True},
         oracle="cyclic",
         groups=with_ring,

@@ -17,6 +17,7 @@ from symrazor.bench.truth.networks import (
     linear,
     ring_order,
 )
+from symrazor.bench.truth.points import ring_of_values
 from symrazor.bench.truth.task import Draw, Half, Sample, Shape, Task
 from symrazor.dynamics.trajectories import Trajectories
 from symrazor.groups import Group, LieAlgebra
@@ -52,16 +53,13 @@ def _hidden_order(seed: int) -> Tensor:
     return torch.randperm(FEATURES, generator=torch.Generator().manual_seed(seed))
 
 
-def hidden_ring(draw: Draw, noise: float = 0.7) -> tuple[Tensor, Tensor]:
-    """Features on a ring in a hidden order; the label is whether neighbours alternate.
+def hidden_ring(draw: Draw, noise: float = 0.6) -> tuple[Tensor, Tensor]:
+    """A pattern at a uniform place of a ring in a hidden order; the label is its direction.
 
-    The group that is asked about shifts this ring, which changes no neighbours.
+    The group that is asked about shifts this ring, which keeps the direction.
     """
     y = draw.integers(2)
-    slow, fast = torch.arange(FEATURES) >= FEATURES // 2, torch.arange(FEATURES) % 2 == 1
-    level = torch.where(y[:, None].bool(), fast, slow)
-    places = (torch.arange(FEATURES) + draw.integers(FEATURES)[:, None]) % FEATURES
-    values = 2.0 * level.gather(1, places) - 1 + noise * draw.normal(FEATURES)
+    values = ring_of_values(draw, FEATURES, y, noise)
     x = torch.empty_like(values)
     x[:, _hidden_order(draw.seed)] = values
     return x, y
