@@ -402,6 +402,20 @@ def test_a_module_in_two_places_is_one_layer() -> None:
     assert [layer.registered is None for layer in layers(model)] == [False]
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", ["transformer", "gru", "tied tokens", "patches", "products"])
+def test_fit_reads_and_predicts(name: str) -> None:
+    """The whole of `fit`: training, evidence steps, reading, posterior."""
+    model, x, y = _case(name)
+    fit = sr.fit(model, (x, y), epochs=2, every=1, burn_in=0, test=(x, y), progress=False)
+    total = sum(path.parameters for layer in fit.reading.layers for path in layer.paths)
+    assert total == sum(value.numel() for value in weights(model).values())
+    assert str(fit.reading)
+    for how in ("probit", "sampling"):
+        mean = fit.predict(x, how=how).mean
+        assert_close(mean.sum(1), torch.ones(5).double(), 1e-6)
+
+
 def test_large_positions_get_a_diagonal() -> None:
     """A weight without Kronecker factors and with many entries has a diagonal block."""
 

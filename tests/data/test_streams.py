@@ -141,6 +141,27 @@ class Masked(nn.Module):
         return Output()
 
 
+class Fields(nn.Module):
+    """A model of one input whose output has several fields."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        class Output:
+            logits = self.layer(x)
+
+        return Output()
+
+
+def test_fit_trains_models_whose_output_has_the_field_logits() -> None:
+    torch.manual_seed(0)
+    fit = sr.fit(Fields(), Named(*_data()), test=_data(), epochs=3, every=1, progress=False)
+    assert fit.history[-1]["test_accuracy"] > 0.3
+    assert fit.predict(_data()[0]).mean.shape == (40, 3)
+
+
 def test_razor_reads_named_fields_and_arrays() -> None:
     x, y = _data()
     torch.manual_seed(0)

@@ -333,11 +333,14 @@ def _layer_readings(
         name: {path: list[str]() for path in path_names(name, layer)}
         for name, layer in spatial_layers(razor.model).items()
     }
+    spatial = list(tensors)
     for weight_layer in razor.layers:
-        owners = (o for o in tensors if not o or f"{weight_layer.name}.".startswith(f"{o}."))
-        owner = next(owners, weight_layer.name)
+        name = weight_layer.name
+        if name not in modules:  # a single parameter, read with the module that holds it
+            name = name.rpartition(".")[0]
+        owner = next((o for o in spatial if not o or f"{name}.".startswith(f"{o}.")), name)
         paths = tensors.setdefault(owner, {owner: []})
-        path = next(p for p in paths if not p or f"{weight_layer.name}.".startswith(f"{p}."))
+        path = next(p for p in paths if not p or f"{name}.".startswith(f"{p}."))
         paths[path].extend(weight_layer.tensors)
     readings: list[LayerReading] = []
     for name in sorted(tensors, key=list(modules).index):

@@ -36,6 +36,7 @@ from symrazor.core.evidence import Evidence
 from symrazor.core.files import reading
 from symrazor.core.parameters import hyperparameters
 from symrazor.data import TensorLoader, Tensors
+from symrazor.data.batches import call
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import copy_state, record_of
 from symrazor.training.checkpoint import (
@@ -70,7 +71,7 @@ AUGMENTATION_SEED_OFFSET = 1_000_003
 def outputs(model: nn.Module, x: Tensor) -> Tensor:
     """Return model outputs [n, k], computed in batches."""
     device = next(model.parameters()).device
-    return torch.cat([model(part.to(device)) for part in x.split(EVALUATION_BATCH)])
+    return torch.cat([call(model, part.to(device)) for part in x.split(EVALUATION_BATCH)])
 
 
 @torch.no_grad()

@@ -314,6 +314,7 @@ def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
     try:
         with eval_mode(model), torch.no_grad():
             f: object = model(x[:1])
+            f = getattr(f, "logits", f)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         x_dtype = str(x.dtype).removeprefix("torch.")
         weight_dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

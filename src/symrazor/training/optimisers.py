@@ -48,6 +48,7 @@ from symrazor.accelerate.torch_internals import (
 )
 from symrazor.core.parameters import weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
+from symrazor.data.batches import call
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import copy_state
 from symrazor.linalg.polar import polar_factors
@@ -169,8 +170,8 @@ class Stepper:
         """Return the contribution of this process to the mean negative log likelihood."""
         n, part = len(y), world().shard(len(y))
         if part.start == part.stop:  # fewer examples than processes
-            return 0.0 * self.razor.likelihood.nll(self.razor.model(x[:1]), y[:1]).sum()
-        return self.razor.likelihood.nll(self.razor.model(x[part]), y[part]).sum() / n
+            return 0.0 * self.razor.likelihood.nll(call(self.razor.model, x[:1]), y[:1]).sum()
+        return self.razor.likelihood.nll(call(self.razor.model, x[part]), y[part]).sum() / n
 
     def _differentiate_uphill(self, x: Tensor, y: Tensor, radius: float) -> None:
         """Replace the gradient by the gradient at a distance `radius` uphill."""
