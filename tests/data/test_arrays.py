@@ -19,7 +19,7 @@ from symrazor.data.arrays import MIN_LEVELS, moments, prepare
 from symrazor.discovery.api import as_dataset
 from symrazor.discovery.result import with_standardisation
 from symrazor.discovery.trajectories import _warn_if_coarse
-from symrazor.dynamics.result import formula
+from symrazor.dynamics.network_result import formula
 from symrazor.runs.predictions import predict
 
 N = 40

@@ -90,18 +90,24 @@ def test_a_stopped_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     cli.run(command)
     assert kept[2] == 3  # the first two were not trained again
     assert not (run / "unfinished").exists()
-    assert read_document(run)["dynamics"]["evidence"]
+    assert read_document(run)["dynamics"]["network"]["evidence"]
 
 
 def test_the_plain_network_equals_the_simulator() -> None:
     """Both integrate with the same number of substeps."""
     states, times = _oscillator()
     data = sr.data.dataset(torch.from_numpy(states), times=torch.from_numpy(times))
-    discovery = sr.discover(data, epochs=20)
+    discovery = sr.discover(data)
     x = data.x[:, 0]
-    expected = discovery.dynamics.discovered.simulator()(x, discovery.dynamics.dt)
+    dynamics = discovery.dynamics
+    trained = sr.discover(data, epochs=20).dynamics.discovered.network
+    assert trained is not None
     with torch.no_grad():
-        torch.testing.assert_close(discovery.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
+        expected = dynamics.discovered.simulator()(x.double(), dynamics.dt)
+        torch.testing.assert_close(discovery.network()(x), expected)
+        dynamics.discovered.model = trained.simulator()
+        expected = trained.simulator()(x, dynamics.dt)
+        torch.testing.assert_close(dynamics.network()(x), expected.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_animation_shows_complete_trajectories(tmp_path: Path) -> None:
@@ -147,7 +153,7 @@ def test_missing_states_and_short_trajectories_are_read(tmp_path: Path) -> None:
     assert missing.nonzero().tolist() == [[0, 3], [5, 5], [5, 6], [5, 7]]
     discovery = sr.discover(data, epochs=2)
     kept = (
-        discovery.dynamics.discovered.n_data
+        discovery.dynamics.discovered.network.n_data
     )  # five of six trajectories: 7 steps each, 2 or 3 missing
     assert kept in (5 * 7 - 2, 5 * 7 - 3, 5 * 7 - 5)
 
@@ -177,7 +183,7 @@ def test_states_without_times_are_one_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, t: (x[..., :1], t), "odd number of coordinates .1.; .* as many momenta"),
+        (lambda x, t: (x[..., :1], t), "has one coordinate, which is not the whole state"),
         (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.inf, x), t), "trajectory 0, row 5"),
         (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "row 0 and row 1: times must increase"),
@@ -219,7 +225,7 @@ def test_wrong_archives_raise_errors(tmp_path: Path, change: object, message: st
             lambda rows: [*rows[:4], rows[3], *rows[5:]],
             "rows 3 and 4: .* at time 0.5",
         ),
-        (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "odd number of coordinates"),
+        (lambda rows: [row.rsplit(",", 1)[0] for row in rows], "has one coordinate"),
     ],
 )
 def test_wrong_tables_raise_errors(tmp_path: Path, change: object, message: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ from symrazor.dynamics.discovery import (
 )
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.mechanics import solve
-from symrazor.dynamics.result import (
-    Discovered,
+from symrazor.dynamics.network_result import (
+    NetworkResult,
     Units,
     describe_quantities,
     formula,
@@ -120,7 +121,8 @@ def test_time_unit_ignores_very_short_and_very_long_steps() -> None:
     start = system.start(40, torch.Generator().manual_seed(0))
     data = Trajectories.of(solve(system.field, start, times), times).with_noise(1e-4, seed=1)
     assert choose_units(data).time == pytest.approx(1.0, rel=0.05)
-    result = discover(data, minutes=0.05, steps=2, progress=False)
+    result = discover(data, minutes=0.05, steps=2, progress=False, network=True).network
+    assert result is not None
     assert result.n_data == 7 * 32  # the long step is left out, and so is a fifth of the data
 
 
@@ -146,13 +148,14 @@ def test_every_second_state_missing() -> None:
     states[:, 1::2] = torch.nan
     holes = Trajectories.of(states, data.times)
     assert choose_stride(holes) == 2
-    result = discover(holes, minutes=0.05, steps=2, progress=False)
-    assert result.n_data == 5 * 15
+    result = discover(holes, minutes=0.05, steps=2, progress=False, network=True)
+    assert result.network is not None and result.network.n_data == 5 * 15
 
 
 def test_long_time_steps_use_several_integrator_steps() -> None:
     data = simulate(systems.oscillators(), 8, 6, 2.0, seed=0)
-    result = discover(data, minutes=0.05, steps=2, progress=False)
+    result = discover(data, minutes=0.05, steps=2, progress=False, network=True).network
+    assert result is not None
     longest = 2.0 / result.units.time
     assert result.learned.config.integrator == "rk4"
     assert result.learned.config.substeps == math.ceil(longest / 1.0) > 1
@@ -289,48 +292,95 @@ def test_quantities_that_drift_more_than_noise_explains_are_doubtful() -> None:
 def test_drifting_quantities_are_rejected_after_a_short_training() -> None:
     """Noise-free trajectories expose the drift of whatever four steps select."""
     data = simulate(systems.pendulum().with_normal_start(1.5, 1.0), 10, 12, 0.2, seed=0)
-    result = discover(data, minutes=0.05, steps=4, progress=False)
-    assert all(entry["drift"] <= 0.15 for entry in result.conserved)
+    result = discover(data, minutes=0.05, steps=4, progress=False, network=True)
+    assert result.network is not None
+    assert all(entry["drift"] <= 0.15 for entry in result.network.conserved)
 
 
 def _two() -> Trajectories:
     return simulate(systems.oscillators([1.0, 1.0]), 6, 6, 0.2, seed=0)
 
 
-def test_discover_result_progress_and_simulator() -> None:
-    data = simulate(systems.oscillators(), 10, 6, 0.2, seed=0)
+def test_energy_of_a_pendulum_in_seconds() -> None:
+    """No network is trained; the simulator follows the true motion and keeps the energy."""
+    system = systems.pendulum().with_normal_start(1.2, 0.8)
+    data = simulate(system, 30, 24, 0.25, seed=0).with_noise(4e-4, seed=1)
+    result = discover(data, progress=False)
+    assert result.network is None and result.is_decided
+    assert result.verdict.startswith("Energy is conserved: 0.5 p^2 - cos q; no other within the")
+    (entry,) = json.loads(json.dumps(result.to_dict()))["conserved"]
+    assert entry["name"] == "energy" and entry["by"] == "noise test"
+    value, error = entry["coefficients"]["p^2"]
+    assert abs(value - 0.5) < 4 * error < 0.02
+    assert result.model_name.startswith("equations of motion")
+    own, *others = (result.rollouts.mean(name) for name in result.rollouts.errors)
+    assert others and own < 0.5 * min(others)
+    test = simulate(system, 10, 40, 0.25, seed=5)
+    x = test.states[:, 0]
+    for _ in range(40):
+        x = result.simulator()(x, 0.25)
+    torch.testing.assert_close(x, test.states[:, -1], rtol=0, atol=0.1)
+    start, end = system.energy(test.states[:, 0]), system.energy(x)
+    torch.testing.assert_close(end, start, rtol=0, atol=0.02)
+
+
+def test_names_and_group_of_isotropic_oscillators() -> None:
+    data = simulate(systems.oscillators([1.0, 1.0]), 30, 24, 0.25, seed=0).with_noise(4e-4, seed=1)
+    result = discover(data, progress=False)
+    names = [entry["name"] for entry in result.conserved]
+    assert names[0] == "energy" and len(names) == 3
+    assert result.noether.group == "U(2)" and "They generate U(2)." in result.verdict
+    constants = np.array(result.to_dict()["structure_constants"])
+    np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
+
+
+def test_damped_oscillator_conserves_nothing_and_decays() -> None:
+    matrix = torch.tensor([[0.0, 1.0], [-1.0, -0.3]], dtype=torch.float64)
+    start = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    times = 0.25 * torch.arange(24, dtype=torch.float64)
+    data = Trajectories.of(solve(lambda x: x @ matrix.mT, start, times), times)
+    result = discover(data.with_noise(1e-4, seed=1), progress=False)
+    assert result.conserved == [] and result.is_decided
+    assert result.verdict.startswith("No quantity within the library is conserved. ")
+    rates = [float(rate) for rate in re.findall(r"at rate ([\d.]+\d)", result.verdict)]
+    assert rates == pytest.approx([0.3, 0.3], rel=0.02)
+    assert "The volume of phase space shrinks" in result.verdict
+
+
+def test_evidence_judges_few_short_trajectories() -> None:
+    data = simulate(systems.oscillators(), 7, 4, 0.2, seed=0).with_noise(1e-3, seed=1)
     shares: list[float] = []
-    scaled = data.states * torch.tensor([10.0, 0.1])
     result = discover(
-        scaled, data.times[0], minutes=0.05, seed=0, progress=lambda share, _: shares.append(share)
+        data.states,
+        data.times[0],
+        minutes=0.05,
+        seed=0,
+        steps=8,
+        progress=lambda share, _: shares.append(share),
     )
-    text = json.dumps(result.to_dict())
-    expected_keys = {
-        "verdict",
-        "conserved",
-        "evidence",
-        "held_out_mse",
-        "trials",
-        "structure_constants",
-    }
-    assert expected_keys <= set(json.loads(text))
+    assert result.findings is None and result.network is not None and not result.is_decided
+    assert result.verdict.startswith("Undecided by the noise test: 7 trajectories have 4 states")
     assert shares == sorted(shares) and shares[-1] == pytest.approx(1.0)
-    moved = result.simulator()(scaled[:, 0], 0.2)
-    assert moved.shape == (10, 2) and moved.dtype == torch.float64
-    assert ("No quadratic" in result.verdict) == (not result.conserved)
+    network = json.loads(json.dumps(result.to_dict()))["network"]
+    assert {"evidence", "held_out_mse", "trials", "structure_constants"} <= set(network)
+    moved = result.simulator()(data.states[:, 0], 0.2)
+    assert moved.shape == (7, 2) and moved.dtype == torch.float64
 
 
 def test_discover_warns_about_positions_and_validates_its_input() -> None:
     data = simulate(systems.oscillators(), 6, 6, 0.2, seed=0)
     with pytest.warns(UserWarning, match="momenta are finite differences"):
-        result = discover(
-            data.states[..., :1], data.times[0], minutes=0.03, positions=True, count=1, steps=4
-        )
-    assert result.units.scale.shape == (2,)
+        result = discover(data.states[..., :1], data.times[0], positions=True, steps=4)
+    assert result.names == ["q", "p"]
     with pytest.raises(ValueError, match="minutes must be positive"):
         discover(data.states, data.times[0], minutes=0)
     with pytest.raises(ValueError, match="even number of entries, got 1"):
         discover(data.states[..., :1], data.times[0])
+    with pytest.raises(ValueError, match="Coordinates 1 and 3 are the same up to unit and offset"):
+        discover(torch.cat([data.states, 2 * data.states[..., :1] + 1], 2), data.times[0])
+    constant = torch.cat([data.states, torch.ones_like(data.states[..., :1])], 2)
+    with pytest.raises(ValueError, match="Coordinate 3 is constant. Remove it"):
+        discover(constant, data.times[0])
     for wrong in (0 * data.states, 0 * data.states + 3):
         with pytest.raises(ValueError, match="Positions or momenta are constant"):
             discover(wrong, data.times[0])
@@ -418,7 +468,7 @@ def _verdict(names: list[str], drifts: list[float], doubtful: list[str], margin:
     unconfirmed = [{"name": name, "formula": name, "drift": 0.6} for name in doubtful]
     units = Units(torch.zeros(2), torch.ones(2), 1.0)
     errors = {"learned": 0.01, "plain": 0.02}
-    return Discovered(learned, plain, units, entries, unconfirmed, {}, errors, 10).verdict
+    return NetworkResult(learned, plain, units, entries, unconfirmed, {}, errors, 10).verdict
 
 
 def test_verdict_gives_the_answer_first() -> None:

@@ -11,8 +11,8 @@ from symrazor.dynamics.algebra import translations, unitary
 from symrazor.dynamics.config import TrainConfig
 from symrazor.dynamics.discovery import as_trajectories, choose_units
 from symrazor.dynamics.hamiltonian import HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.network_result import ScaledSimulator, describe_quantities
 from symrazor.dynamics.observables import AnyFunctions
-from symrazor.dynamics.result import ScaledSimulator, describe_quantities
 from symrazor.dynamics.trained import Simulator, long_rollout
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import Trajectories, simulate, transitions

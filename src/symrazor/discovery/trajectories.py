@@ -14,12 +14,14 @@ from symrazor.data import Dataset
 from symrazor.data.arrays import moments, warn_if_coarse
 from symrazor.discovery.question import Options
 from symrazor.dynamics.config import DiscoverConfig
+from symrazor.dynamics.conserving import ConservingSimulator
 from symrazor.dynamics.discovery import as_trajectories
 from symrazor.dynamics.discovery import discover as discover_dynamics
 from symrazor.dynamics.figures import ANIMATION_FRAMES, motion_animation
 from symrazor.dynamics.mechanics import advance
-from symrazor.dynamics.result import Discovered, ScaledSimulator
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.network_result import ScaledSimulator
+from symrazor.dynamics.result import Discovered
+from symrazor.dynamics.trajectories import Trajectories, observed_states
 from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 
@@ -50,32 +52,43 @@ class Dynamics:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        return {**self.discovered.to_dict(), "dt": self.dt}
+        x = observed_states(self.observed)
+        sizes = {"scale": x.std(0).tolist(), "centre": x.mean(0).tolist()}
+        return {**self.discovered.to_dict(), **sizes, "dt": self.dt}
 
     @property
     def size(self) -> int:
-        """Number of coordinates of a state: positions and momenta."""
-        return len(self.discovered.units.scale)
+        """Number of coordinates of a state."""
+        return self.observed.phase
 
     def network(self) -> nn.Module:
         """Return plain torch modules that map states [n, 2k] to states after `dt`."""
-        step = _Step(self.discovered.simulator(), self.dt)
-        return nn.Sequential(traced(step, "Step")).eval()
+        simulator = self.discovered.simulator()
+        step: nn.Module
+        if isinstance(simulator, ConservingSimulator):
+            step = _Step(simulator, self.dt)
+        else:
+            assert isinstance(simulator, ScaledSimulator)
+            step = _NetworkStep(simulator, self.dt)
+        plain = nn.Sequential(traced(step, "Step")).eval()
+        for module in plain.modules():  # safetensors stores contiguous tensors only
+            for key, value in module.named_buffers(recurse=False):
+                module.register_buffer(key, value.clone(memory_format=torch.contiguous_format))
+        return plain
 
 
 def learn_dynamics(data: Dataset, options: Options) -> Dynamics:
     """Learn the dynamics of trajectories and their conserved quantities.
 
     Raises:
-        ValueError: an odd number of coordinates, or times that do not fit or increase.
+        ValueError: a single coordinate, or times that do not fit or increase.
         KeyboardInterrupt: stopped; with a run folder, the same call resumes.
     """
     times, coordinates = data.times, data.x.shape[2]
-    if coordinates % 2 and not options.positions:
+    if coordinates == 1 and not options.positions:
         raise ValueError(
-            f"{data.source} has an odd number of coordinates ({coordinates}); trajectories need as "
-            "many momenta as positions. Add the momenta, or use --positions for positions only, or "
-            "--kind series."
+            f"{data.source} has one coordinate, which is not the whole state of anything that "
+            "moves. Add its momentum, or use --positions for positions only, or --kind series."
         )
     if times is None:
         warnings.warn(f"{data.source} has no times; states are assumed to be 1 apart", stacklevel=3)
@@ -91,6 +104,7 @@ def learn_dynamics(data: Dataset, options: Options) -> Dynamics:
         positions=options.positions,
         device=options.resolved_device(),
         steps=options.epochs or DiscoverConfig.steps,
+        network=None if options.epochs is None else True,
         resume=_resume_folder(data.x, times, options),
     )
     return Dynamics(
@@ -118,6 +132,20 @@ def _resume_folder(states: Tensor, times: Tensor, options: Options) -> Path | No
 
 
 class _Step(nn.Module):
+    """Move states by one fixed time, on the CPU."""
+
+    def __init__(self, simulator: ConservingSimulator, dt: float) -> None:
+        super().__init__()
+        self.simulator, self.dt = simulator, dt
+        self.steps = simulator.steps(dt)
+        # Plain networks are expected to have a parameter, which tells their type.
+        self.one = nn.Parameter(torch.ones(1, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, state: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        return self.simulator.advance(state.double() * self.one, self.dt, self.steps)
+
+
+class _NetworkStep(nn.Module):
     """Move states by one fixed time: float64 units around a float32 simulator, on the CPU."""
 
     centre: Tensor

@@ -288,13 +288,28 @@ def full_group(
     return group.requires_grad_(False), group_times
 
 
-def classify_flow(generator: Float[Tensor, "d e"]) -> FlowKind | None:
-    r"""Classify the flow of $(JA \mid Jb)$; None if states may grow without bound."""
+def classify_flow(
+    generator: Float[Tensor, "d e"], tolerance: float = CLOSURE_TOLERANCE
+) -> FlowKind | None:
+    r"""Classify the flow of $(JA \mid Jb)$; None if states may grow without bound.
+
+    With a `tolerance`, estimated coefficients have the flow of exact ones nearby.
+    """
     G = square_generators(generator)
     G = G / G.norm().clamp_min(1e-300)
-    if torch.linalg.matrix_power(G, len(G)).norm() < CLOSURE_TOLERANCE:
-        return "shear" if bool(generator[:, :-1].any()) else "translation"
-    flow = torch.linalg.matrix_exp(math.pi * G / torch.linalg.eigvals(G).abs().max())
+    if torch.linalg.matrix_power(G, len(G)).norm() < tolerance:
+        linear = float(generator[:, :-1].norm() / generator.norm().clamp_min(1e-300))
+        return (
+            "shear"
+            if linear > (0 if tolerance == CLOSURE_TOLERANCE else tolerance)
+            else "translation"
+        )
+    rates = torch.linalg.eigvals(G)
+    if float(rates.real.abs().max()) > max(tolerance, 1e-6) * float(rates.abs().max()):
+        return None
+    if tolerance > CLOSURE_TOLERANCE:
+        return "rotation"
+    flow = torch.linalg.matrix_exp(math.pi * G / rates.abs().max())
     for _ in range(DOUBLINGS):
         flow = flow @ flow
     return "rotation" if float(flow.norm()) < MAX_ROTATION_NORM else None

@@ -95,13 +95,15 @@ class DiscoverConfig:
     """Options of `discover`, checked for their range.
 
     Args:
-        minutes: approximate run time.
+        minutes: approximate time for training a network.
         seed: of weights, draws and the split.
         positions: whether states are positions only; momenta are then finite differences.
         device: where to train.
         steps: maximum steps of each training.
         count: maximum number of quantities to propose; None for more than common systems have.
         resume: directory for checkpoints; an interrupted run continues from there.
+        network: whether to train a network; None for only if the noise test cannot decide, or if no
+            equations of motion fit.
     """
 
     minutes: float = 5.0
@@ -111,6 +113,7 @@ class DiscoverConfig:
     steps: int = 20_000
     count: int | None = None
     resume: str | Path | None = None
+    network: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.minutes > 0:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -10,22 +11,32 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
+from symrazor.dynamics.conserving import ConservingSimulator
+from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
+from symrazor.dynamics.invariants import check_coordinates, find_conserved
 from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.mechanics import degrees_of_freedom
-from symrazor.dynamics.result import Discovered, Units, describe_quantities
+from symrazor.dynamics.network_result import NetworkResult, Units, describe_quantities
+from symrazor.dynamics.noether import Noether, describe_findings
+from symrazor.dynamics.noise import noise_estimate
+from symrazor.dynamics.observables import coordinate_names as canonical_names
+from symrazor.dynamics.result import Discovered
+from symrazor.dynamics.rollouts import baselines, compare_rollouts
 from symrazor.dynamics.selection import train_and_select
 from symrazor.dynamics.trained import Record, Trained, mean_squared_error
 from symrazor.dynamics.training import train
 from symrazor.dynamics.trajectories import (
     Trajectories,
     Transitions,
+    interleave,
     noise_variance,
+    observed_states,
     split,
     transitions,
     with_velocities,
@@ -62,12 +73,15 @@ def discover(
 ) -> Discovered:
     """Learn conserved quantities and a simulator from trajectories alone.
 
-    Quantities that a network without symmetries nearly conserves are proposed, and the evidence
-    selects among them (`train_and_select`).
+    The equations of motion are fitted and searched for conserved quantities, which a noise test
+    has to confirm (`find_conserved`). If this cannot decide, because trajectories are few, short or
+    noisy, or if no equations fit, a Hamiltonian network is trained, and its evidence selects
+    quadratic quantities (`train_and_select`).
 
     Args:
-        trajectories: states (q, p) [B, T, 2n] as a tensor or array, with NaN for missing states, or
-            the `Trajectories` of `read_trajectories`.
+        trajectories: states [B, T, d] as a tensor or array, with NaN for missing states, or
+            the `Trajectories` of `read_trajectories`. Positions come first, then the same number of
+            momenta, for everything about energies and groups.
         times: [T] or [B, T]; leave out for `Trajectories`, which have their own.
         config: all options. Single options can be given by name, as in
             `discover(states, times, minutes=2, seed=1)`.
@@ -80,6 +94,7 @@ def discover(
         KeyboardInterrupt: SIGINT; with `resume`, after writing a checkpoint.
         SystemExit: SIGTERM with `resume`, after writing a checkpoint.
     """
+    started = time.monotonic()
     config = (config or DiscoverConfig()).change(**changes)
     if config.positions:
         warnings.warn(
@@ -88,6 +103,94 @@ def discover(
             stacklevel=2,
         )
     data = as_trajectories(trajectories, times, config.positions)
+    if data.phase == 1:
+        degrees_of_freedom(data.phase)  # raises the error
+    if data.phase % 2 == 0:
+        choose_units(interleave(data, choose_stride(data)))  # rejects states without motion
+    check_coordinates(data)
+    names = coordinate_names(data.phase)
+    findings, reason = _search(data, names, config.seed)
+    network = None
+    with nullcontext(progress) if callable(progress) else fraction_bar(progress) as report:
+        if _needs_network(findings, data, config):
+            network = _learn_network(data, config, report)
+    training, held_out = split(data, config.seed)
+    x = observed_states(data)
+    models, equations = _simulators(findings, network, data, names, x)
+    deviation = noise_estimate(data).deviation(x)
+    rollouts = compare_rollouts({**models, **baselines(training, deviation)}, held_out, deviation)
+    chosen = min(models, key=rollouts.mean) if models else ""
+    if not models:
+        raise ValueError(reason + ". Add longer trajectories.")
+    noether = Noether() if findings is None else describe_findings(findings, x)
+    return Discovered(
+        names=names,
+        findings=findings,
+        reason=reason,
+        noether=noether,
+        network=network,
+        model=models[chosen],
+        model_name=chosen,
+        equations=equations.get(chosen, []),
+        rollouts=rollouts,
+        seconds=time.monotonic() - started,
+    )
+
+
+def coordinate_names(phase: int) -> list[str]:
+    """Return q, p or q1, ..., pn for an even number of coordinates, else x1, ..., xd."""
+    if phase % 2:
+        return [f"x{i + 1}" for i in range(phase)]
+    return ["q", "p"] if phase == 2 else canonical_names(phase)
+
+
+def _search(data: Trajectories, names: list[str], seed: int) -> tuple[Findings | None, str]:
+    """Return the findings, or None and a reason; and why they are not definite, if they are not."""
+    try:
+        findings = find_conserved(data, names, seed=seed)
+    except ValueError as error:
+        return None, str(error).rstrip(".")
+    if findings.undecided:
+        return findings, "the data are too few or too noisy for some combinations"
+    if not findings.is_decided:
+        return findings, findings.skipped[0]
+    return findings, ""
+
+
+def _needs_network(findings: Findings | None, data: Trajectories, config: DiscoverConfig) -> bool:
+    """Return whether to train a network: if asked for, or if nothing else gives an answer."""
+    if data.phase % 2:
+        return False
+    if config.network is not None and findings is not None:
+        return config.network
+    return findings is None or not findings.is_decided or findings.fields.adequate is None
+
+
+def _simulators(
+    findings: Findings | None,
+    network: NetworkResult | None,
+    data: Trajectories,
+    names: list[str],
+    x: Float[Tensor, "n d"],
+) -> tuple[dict[str, nn.Module], dict[str, list[str]]]:
+    """Return simulators by name, and the equations of those that have readable ones."""
+    models: dict[str, nn.Module] = {}
+    equations: dict[str, list[str]] = {}
+    best = None if findings is None else findings.fields.best
+    if findings is not None and best is not None:
+        gap = float(data.times.diff(dim=1).median())
+        name = f"equations of motion ({best.name})"
+        models[name] = ConservingSimulator(
+            best.fit.field, findings.quantities, gap / best.substeps, x
+        )
+        equations[name] = best.fit.field.formulas(names)
+    if network is not None:
+        models["Hamiltonian network"] = network.simulator()
+    return models, equations
+
+
+def _learn_network(data: Trajectories, config: DiscoverConfig, report: Progress) -> NetworkResult:
+    """Train a Hamiltonian network with the quantities that its evidence selects."""
     degrees_of_freedom(data.phase)
     stride = choose_stride(data)
     units = choose_units(interleave(data, stride))
@@ -96,17 +199,16 @@ def discover(
     )
     train_set = _without_long_gaps(transitions(training))
     test_set = _without_long_gaps(transitions(held_out))
-    with nullcontext(progress) if callable(progress) else fraction_bar(progress) as report:
-        journal = None if config.resume is None else Journal(config.resume)
-        model = _model(data.phase, config.count, config.seed)
-        options = _train_config(train_set, config)
-        learned, plain = _train_both(model, train_set, options, report, journal)
+    journal = None if config.resume is None else Journal(config.resume)
+    model = _model(data.phase, config.count, config.seed)
+    options = _train_config(train_set, config)
+    learned, plain = _train_both(model, train_set, options, report, journal)
     errors = {
         "learned": mean_squared_error(learned, test_set),
         "plain": mean_squared_error(plain, test_set),
     }
     described = describe_quantities(learned.model.conserved, units, held_out)
-    return Discovered(learned, plain, units, *described, errors, len(train_set))
+    return NetworkResult(learned, plain, units, *described, errors, len(train_set))
 
 
 def _without_long_gaps(data: Transitions) -> Transitions:
@@ -247,17 +349,6 @@ def choose_stride(data: Trajectories) -> int:
             break
         stride *= 2
     return stride
-
-
-def interleave(data: Trajectories, stride: int) -> Trajectories:
-    """Split each trajectory into `stride` interleaved ones of every `stride`-th state."""
-    length = data.states.shape[1] // stride * stride
-
-    def split_steps(values: Tensor) -> Tensor:
-        parts: Tensor = values[:, :length].unflatten(1, (-1, stride))
-        return parts.transpose(1, 2).flatten(0, 1)
-
-    return data.map(split_steps)
 
 
 def as_trajectories(trajectories: TrajectoryInput, times: Any, positions: bool) -> Trajectories:

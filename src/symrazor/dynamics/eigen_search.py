@@ -23,7 +23,7 @@ from symrazor.dynamics.eigenproblem import (
     moments_of,
 )
 from symrazor.dynamics.field_invariants import Combinations
-from symrazor.dynamics.findings import Quantity, Simple, format_terms, with_positive_start
+from symrazor.dynamics.findings import Quantity, Simple, format_terms
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.noise_test import run_test
 from symrazor.dynamics.proposals import echelon
@@ -137,7 +137,7 @@ def tested_quantities(combinations: Combinations, sample: Sample, level: float) 
     for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
         quantity = Quantity(
             library,
-            with_positive_start(combinations.vectors[j], spread),
+            combinations.vectors[j],
             combinations.errors[j],
             p,
             variation,

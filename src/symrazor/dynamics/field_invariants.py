@@ -147,6 +147,9 @@ class _Problem:
         scale = self.size[:, None] / self.size[pivots]
         full[:, self.kept] = (basis / scale).mT
         full_errors[:, self.kept] = (errors / scale).mT
+        # The term that comes first in the formula is positive.
+        first = (full * self.library(self.x).std(0)).abs().argmax(1, keepdim=True)
+        full = full * full.gather(1, first).sign()
         return Combinations(self.library, full, full_errors, rates)
 
 

@@ -1,5 +1,6 @@
 """Conserved quantities that were found in trajectories, with the results of their tests."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Quantity:
         noise: noise variance in the quantity, relative to its variance.
         spread: [m], standard deviation of each function over the data.
         simple: a formula with simple coefficients that the data cannot tell from the estimate.
+        name: "energy" if it generates the motion.
     """
 
     library: Library
@@ -39,11 +41,22 @@ class Quantity:
     noise: float
     spread: Float[Tensor, "m"]
     simple: "Simple | None" = None
+    name: str = ""
 
     @property
     def formula(self) -> str:
         """The largest terms, such as "q^2 + 0.667 p^2"."""
         return format_terms(self.coefficients, self.library.names, self.spread)
+
+    @property
+    def estimate(self) -> str:
+        """The formula with standard errors in parentheses, such as "0.501(2) p^2"."""
+        return format_terms(self.coefficients, self.library.names, self.spread, self.errors)
+
+    @property
+    def shortest(self) -> str:
+        """The simple formula if there is one, else the estimated one."""
+        return self.formula if self.simple is None else self.simple.formula
 
     def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         """Return the values of the quantity."""
@@ -64,27 +77,36 @@ class Simple:
 
 
 def format_terms(
-    coefficients: Float[Tensor, "m"], names: Sequence[str], spread: Float[Tensor, "m"]
+    coefficients: Float[Tensor, "m"],
+    names: Sequence[str],
+    spread: Float[Tensor, "m"],
+    errors: Float[Tensor, "m"] | None = None,
 ) -> str:
     """Return the terms by their contribution to the variance, the largest first."""
     size = (coefficients * spread).abs()
     order = [int(k) for k in size.argsort(descending=True) if size[k] > MIN_TERM * size.max()]
+    first = next((k for k in order[:MAX_TERMS] if coefficients[k] > 0), None)
+    if first is not None:  # no minus sign in front
+        order.remove(first)
+        order.insert(0, first)
     parts = []
     for k in order[:MAX_TERMS]:
         c = float(coefficients[k])
-        number = "" if abs(abs(c) - 1) < 5e-4 else f"{abs(c):.3g} "
+        if errors is not None and float(errors[k]) > 0:
+            number = f"{with_error(abs(c), float(errors[k]))} "
+        else:
+            number = "" if abs(abs(c) - 1) < 5e-4 else f"{abs(c):.3g} "
         parts.append(f"{'-' if c < 0 else '+'} {number}{names[k]}")
     if len(order) > MAX_TERMS:
         parts.append(f"+ ... ({len(order) - MAX_TERMS} more terms)")
     return " ".join(parts).removeprefix("+ ")
 
 
-def with_positive_start(
-    coefficients: Float[Tensor, "m"], spread: Float[Tensor, "m"]
-) -> Float[Tensor, "m"]:
-    """Return coefficients or their negatives, so that the largest contribution is positive."""
-    first = int((coefficients * spread).abs().argmax())
-    return coefficients if coefficients[first] > 0 else -coefficients
+def with_error(value: float, error: float) -> str:
+    """Return a number with its standard error in units of the last digit, such as "0.501(2)"."""
+    digits = max(0, -math.floor(math.log10(error)))
+    last = round(error * 10**digits)
+    return f"{value:.{digits}f}({last})" if digits <= 12 else f"{value:.6g}"
 
 
 @dataclass
@@ -111,6 +133,11 @@ class Findings:
     noise: NoiseEstimate | None = None
     fields: Choice = field(default_factory=Choice)
     names: list[str] = field(default_factory=list)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is known for every combination of the libraries if it is conserved."""
+        return not self.undecided and (self.fields.adequate is not None or not self.skipped)
 
     @property
     def all(self) -> list[Quantity]:

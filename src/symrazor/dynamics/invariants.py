@@ -33,6 +33,7 @@ gradients of others is a function of them: $P^2$ is not new once $P$ is known.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -78,6 +79,7 @@ def find_conserved(
     Raises:
         ValueError: too few states for any test.
     """
+    check_coordinates(data)
     noise = noise_estimate(data)
     x = observed_states(data)
     names = list(names or [f"x{i + 1}" for i in range(x.shape[1])])
@@ -94,6 +96,26 @@ def find_conserved(
     return findings
 
 
+def check_coordinates(data: Trajectories) -> None:
+    """Raise ValueError for coordinates that are constant, or equal to another one."""
+    x = observed_states(data)
+    if not len(x):
+        raise ValueError("No state is observed: all are missing (NaN).")
+    x = x / x.abs().amax(0).clamp_min(1e-300)
+    spread = x.std(0)
+    constant = (spread <= 1e-13).nonzero()[:, 0].tolist()
+    if constant:
+        numbers = ", ".join(str(i + 1) for i in constant)
+        raise ValueError(f"Coordinate {numbers} is constant. Remove it from the states.")
+    z = (x - x.mean(0)) / spread
+    correlation = (z.mT @ z / (len(z) - 1)).fill_diagonal_(0)
+    if float(correlation.abs().max()) > 1 - 1e-12:
+        i, j = divmod(int(correlation.abs().argmax()), x.shape[1])
+        raise ValueError(
+            f"Coordinates {i + 1} and {j + 1} are the same up to unit and offset. Remove one."
+        )
+
+
 def _search_field(
     findings: Findings, libraries: Sequence[Library], sample: Sample, x: Float[Tensor, "n d"]
 ) -> None:
@@ -107,15 +129,17 @@ def _search_field(
             break  # d - 1 quantities determine the orbits: there is no further one
         findings.libraries.append(library.title)
         conserved, unclear = field_invariants(best.fit, library, x)
+        has_energy = False
         if isinstance(field, HamiltonianField):
             energy = field.coefficients_in(library, field.parameters)
             errors = field.coefficients_in(library, best.fit.errors)
             if energy is not None and errors is not None:
-                conserved = conserved.after(energy, errors)
-        confirmed, undecided = (
-            [q for q in tested_quantities(part, sample, level) if q.p_value >= level]
-            for part in (conserved, unclear)
-        )
+                conserved, has_energy = conserved.after(energy, errors), True
+        tested = tested_quantities(conserved, sample, level)
+        if has_energy:
+            tested[0] = replace(tested[0], name="energy")
+        confirmed = [q for q in tested if q.p_value >= level]
+        undecided = [q for q in tested_quantities(unclear, sample, level) if q.p_value >= level]
         _add(findings, confirmed, x, exact=True)
         findings.undecided += [
             q for q in undecided if is_independent(q, findings.quantities, x, exact=True)
@@ -138,11 +162,12 @@ def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sampl
         findings.libraries.append(library.title)
         conserved, undecided = search(library, sample, level)
         _add(findings, conserved, sample.x)
-        findings.undecided += [
-            quantity
-            for quantity in undecided
-            if is_independent(quantity, findings.quantities, sample.x)
-        ]
+        if not findings.undecided:  # richer libraries have ever more
+            findings.undecided += [
+                quantity
+                for quantity in undecided
+                if is_independent(quantity, findings.quantities, sample.x)
+            ]
 
 
 def _add(

@@ -56,7 +56,8 @@ EXPONENTIAL = Scalar(torch.exp, torch.exp)
 LOGARITHM = Scalar(lambda u: torch.log(u.clamp_min(1e-300)), lambda u: 1 / u.clamp_min(1e-300))
 INVERSE = Scalar(lambda u: 1 / u.clamp_min(1e-300), lambda u: -1 / u.clamp_min(1e-150).square())
 INVERSE_ROOT = Scalar(
-    lambda u: u.clamp_min(1e-300).rsqrt(), lambda u: -0.5 * u.clamp_min(1e-100).rsqrt() ** 3
+    lambda u: u.clamp_min(1e-300).rsqrt(),
+    lambda u: -0.5 * u.clamp_min(1e-100).rsqrt() / u.clamp_min(1e-100),
 )
 LOGARITHM_OF_ROOT = Scalar(
     lambda u: 0.5 * torch.log(u.clamp_min(1e-300)), lambda u: 0.5 / u.clamp_min(1e-300)

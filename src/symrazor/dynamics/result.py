@@ -1,93 +1,19 @@
-"""The result of `discover`, in the user's units: names, formulas, and a simulator."""
+"""The result of `discover`: conserved quantities, their names, and a simulator."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from symrazor.dynamics import analysis
-from symrazor.dynamics.algebra import (
-    Algebra,
-    closure,
-    from_generators,
-    generators,
-    nbody_invariants,
-    span,
-    unitary,
-)
-from symrazor.dynamics.conserved import Quadratic, span_basis
-from symrazor.dynamics.observables import coordinate_names
-from symrazor.dynamics.trained import Simulator, Trained, cast_like, register_frozen
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.findings import Findings, Quantity
+from symrazor.dynamics.invariants import FAMILY_ERROR
+from symrazor.dynamics.network_result import NetworkResult
+from symrazor.dynamics.noether import Noether, entry_of
+from symrazor.dynamics.rollouts import Rollouts
 
-MAX_DRIFT = 0.15
-"""Quantities that drift less on held-out trajectories are accepted."""
-MAX_DRIFT_OVER_NOISE = 3.0
-"""So are quantities that drift by less than this multiple of what noise explains."""
-MIN_TRIAL_STEPS = 150
-"""Trials with fewer steps are inconclusive."""
-MIN_NAMED_OVERLAP = 0.98
-"""Fraction of a known quantity that must lie in the span for its name to be used."""
-SIGN_TOLERANCE = 0.1
-"""Eigenvalues below this fraction of the largest count as zero."""
-
-
-@dataclass(frozen=True)
-class Units:
-    """Units in which states and their rates of change are about 1.
-
-    There is one unit for all positions and one for all momenta, so that scaling is canonical up to
-    a change of the unit of time.
-
-    Args:
-        centre: [2n], the state that is mapped to zero.
-        scale: [2n], the unit of each entry of a state.
-        time: the unit of time.
-    """
-
-    centre: Float[Tensor, "d"]
-    scale: Float[Tensor, "d"]
-    time: float
-
-    def to_scaled(self, data: Trajectories) -> Trajectories:
-        """Return trajectories in these units."""
-        states = (data.states - self.centre) / self.scale
-        return Trajectories(states, data.times / self.time, data.observed)
-
-    def to_user(
-        self, A: Float[Tensor, "d d"], b: Float[Tensor, "d"]
-    ) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d"]]:
-        """Return a quadratic quantity of scaled states as one of the user's states, of norm 1."""
-        A = A / self.scale[:, None] / self.scale
-        b = b / self.scale - A @ self.centre
-        norm = (A.square().sum() + b.square().sum()).sqrt()
-        return A / norm, b / norm
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers for JSON."""
-        return {"centre": self.centre.tolist(), "scale": self.scale.tolist(), "clock": self.time}
-
-
-class ScaledSimulator(nn.Module):
-    """A simulator in the user's units, `simulator(state, t)`, made of one in scaled units."""
-
-    centre: Tensor
-    scale: Tensor
-
-    def __init__(self, simulator: Simulator, units: Units) -> None:
-        super().__init__()
-        self.simulator, self.time_unit = simulator, units.time
-        register_frozen(self, {"centre": units.centre, "scale": units.scale})
-
-    def forward(self, state: Float[Tensor, "*b d"], t: float) -> Float[Tensor, "*b d"]:
-        """Return the states after a time t."""
-        scale, centre = self.scale.to(state.device), self.centre.to(state.device)
-        scaled = (state.double() - centre) / scale
-        moved: Tensor = self.simulator(scaled, float(t) / self.time_unit)
-        return cast_like(moved * scale + centre, state)
+LISTED = 4
+"""Quantities that the verdict writes out, at most."""
 
 
 @dataclass
@@ -95,250 +21,129 @@ class Discovered:
     """Conserved quantities of trajectories.
 
     Args:
-        learned: the model with the quantities that the evidence selected, in scaled units.
-        plain: the model without, trained for as many steps.
-        units: of states and times.
-        conserved: one entry for each quantity of a basis of the selected span: name, formula,
-            singular value, parallelness, drift, matrix and linear part in the user's units.
-        doubtful: the same for quantities that drift along held-out trajectories.
-        algebra: "closure", the distance from closing under Poisson brackets, and
-            "structure_constants".
-        held_out: mean squared one-step errors of both models on held-out trajectories, in scaled
-            units.
-        n_data: number of training transitions.
+        names: of the coordinates.
+        findings: quantities by the noise test; None if the trajectories are too few for it.
+        reason: why there are no findings.
+        noether: names of the quantities, their flows and their algebra.
+        network: quantities that the evidence of a Hamiltonian network selects; None if it was not
+            trained.
+        model: a simulator, `model(state, t)`, in the user's units.
+        model_name: what the simulator is.
+        equations: of the simulator, as text.
+        rollouts: errors of the simulator and of baselines on trajectories set aside.
     """
 
-    learned: Trained
-    plain: Trained
-    units: Units
-    conserved: list[dict[str, Any]]
-    doubtful: list[dict[str, Any]]
-    algebra: dict[str, Any]
-    held_out: dict[str, float]
-    n_data: int
+    names: list[str]
+    findings: Findings | None
+    reason: str
+    noether: Noether
+    network: NetworkResult | None
+    model: nn.Module
+    model_name: str
+    equations: list[str]
+    rollouts: Rollouts
+    seconds: float = 0.0
 
     @property
-    def margin(self) -> float:
-        """Log odds of the model with quantities against the one without, by evidence bounds."""
-        gain = self.plain.bound["neg_elbo"] - self.learned.bound["neg_elbo"]
-        return gain * self.n_data
+    def quantities(self) -> list[Quantity]:
+        """Functionally independent quantities that passed the noise test."""
+        return [] if self.findings is None else self.findings.quantities
+
+    @property
+    def conserved(self) -> list[dict[str, Any]]:
+        """An entry for each conserved quantity: by the noise test, then by the evidence."""
+        entries = self.noether.entries
+        if self.network is not None and not self.is_decided and not entries:
+            entries = [{**entry, "by": "evidence"} for entry in self.network.conserved]
+        return entries
+
+    @property
+    def all_quantities(self) -> list[dict[str, Any]]:
+        """Entries of `conserved`, and of further quantities that are functions of these."""
+        functions = [] if self.findings is None else self.findings.functions
+        return [*self.conserved, *(entry_of(quantity) for quantity in functions)]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the noise test gave a definite answer."""
+        return self.findings is not None and self.findings.is_decided
+
+    @property
+    def probability(self) -> float:
+        """Probability of the answer: of the noise test, else of the network's evidence."""
+        if self.is_decided:
+            return 1 - FAMILY_ERROR
+        if self.network is None:
+            return 0.5
+        return 1 / (1 + math.exp(-min(abs(self.network.margin), 50.0)))
 
     @property
     def verdict(self) -> str:
         """The result in words, the answer first."""
-        sentences = [self._answer()]
-        if self.doubtful:
-            drifting = "; ".join(
-                f"{entry['name']} (drift {100 * entry['drift']:.0f} %)" for entry in self.doubtful
-            )
-            sentences.append(
-                f"Not confirmed: {drifting}. The evidence selects this, but it drifts on held-out "
-                "trajectories: it is not conserved, or the data are too noisy or the training too "
-                "short to tell."
-            )
-        steps = min((int(trial["steps"]) for trial in self.learned.trials), default=MIN_TRIAL_STEPS)
-        if steps < MIN_TRIAL_STEPS:
-            unit = "step" if steps == 1 else "steps"
-            sentences.append(f"Each trial had only {steps} {unit}: allow more time.")
-        return " ".join(sentences)
+        sentences = [self._answer(), *self._certainty()]
+        return " ".join(sentence for sentence in sentences if sentence)
 
     def _answer(self) -> str:
-        if not self.conserved:
-            return (
-                "No quadratic conserved quantity was found. One-step error on held-out "
-                f"trajectories: {self.held_out['plain']:.2g} (scaled)."
+        entries = self.noether.entries
+        if self.findings is None or (not entries and not self.is_decided):
+            if self.network is None:
+                return f"Undecided: {self.reason}."
+            return f"Undecided by the noise test: {self.reason}. {self.network.verdict}"
+        if not entries:
+            return f"No quantity within the library is conserved. {self.noether.decay}".strip()
+        rest = "; no other within the library" if self.is_decided else ""
+        if len(entries) == 1:
+            (entry,) = entries
+            name = entry["name"] or "one quantity"
+            return f"{name[:1].upper()}{name[1:]} is conserved: {entry['formula']}{rest}."
+        shown = [
+            f"{entry['name']} = {entry['formula']}" if entry["name"] else entry["formula"]
+            for entry in entries[:LISTED]
+        ]
+        more = f"; and {len(entries) - LISTED} more" if len(entries) > LISTED else ""
+        group = f" They generate {self.noether.group}." if self.noether.group else ""
+        return f"{len(entries)} quantities are conserved: {'; '.join(shown)}{more}{rest}.{group}"
+
+    def _certainty(self) -> list[str]:
+        sentences = []
+        if self.noether.entries:
+            p = min(entry["p_value"] for entry in self.noether.entries)
+            limit = max(entry["limit"] for entry in self.noether.entries)
+            sentences.append(
+                f"Along trajectories set aside {'it' if len(self.noether.entries) == 1 else 'they'}"
+                f" change{'s' if len(self.noether.entries) == 1 else ''} no more than noise "
+                f"explains (p = {p:.2g}; at most {100 * limit:.2g} % of the variance)."
             )
-        names = ", ".join(entry["name"] for entry in self.conserved)
-        drift = 100 * max(entry["drift"] for entry in self.conserved)
-        evidence = f"log odds {self.margin:+,.0f}"
-        if len(self.conserved) > 1:
-            text = f"Conserved: {names} (drift at most {drift:.1f} % of the spread, {evidence})."
-        else:
-            entry = self.conserved[0]
-            if entry["formula"] not in names:
-                names += f" = {entry['formula']}"
-            text = f"Conserved: {names} (drift {drift:.1f} % of its spread, {evidence})."
-        if self.margin < 0:
-            text += " The evidence is higher without conserved quantities: do not rely on this."
-        return text
+        if self.findings is not None and self.findings.undecided:
+            count = len(self.findings.undecided)
+            sentences.append(
+                f"Undecided: {count} further combination{'s' if count > 1 else ''}, such as "
+                f"{self.findings.undecided[0].formula}; more or cleaner data would tell."
+            )
+        return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
-        separate = self.plain is not self.learned and self.plain is not self.learned.plain
-        trainings = [self.learned, self.plain] if separate else [self.learned]
-        return {
+        findings = self.findings
+        document: dict[str, Any] = {
             "verdict": self.verdict,
             "conserved": self.conserved,
-            "doubtful": self.doubtful,
-            **self.algebra,
-            "evidence": {"learned": self.learned.bound, "plain": self.plain.bound}
-            | {"margin": self.margin},
-            "trials": self.learned.trials,
-            "held_out_mse": self.held_out,
-            **self.units.to_dict(),
-            "noise": float(self.learned.noise.variance.detach()),
-            "n_data": self.n_data,
-            "seconds": sum(training.seconds for training in trainings),
-            "skipped_steps": sum(training.skipped for training in trainings),
-            "history": {"learned": self.learned.history, "plain": self.plain.history},
+            "functions": [] if findings is None else [q.estimate for q in findings.functions],
+            "undecided": [] if findings is None else [q.estimate for q in findings.undecided],
+            "libraries": [] if findings is None else findings.libraries,
+            "skipped": [] if findings is None else findings.skipped,
+            **self.noether.to_dict(),
+            "coordinates": self.names,
+            "simulator": {"name": self.model_name, "equations": self.equations},
+            "rollouts": self.rollouts.to_dict(),
+            "seconds": self.seconds,
         }
+        if findings is not None and findings.noise is not None:
+            document["noise"] = findings.noise.variance.sqrt().tolist()
+        if self.network is not None:
+            document["network"] = self.network.to_dict()
+        return document
 
-    def simulator(self) -> ScaledSimulator:
+    def simulator(self) -> nn.Module:
         """Return a plain module that maps a state and a time to a state, in the user's units."""
-        return ScaledSimulator(Simulator(self.learned), self.units)
-
-
-@torch.no_grad()
-def describe_quantities(
-    conserved: nn.Module | None, units: Units, held_out: Trajectories
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """Return entries for confirmed and doubtful quantities, and their algebra.
-
-    The quantities and the trajectories, along which the drift is measured, have scaled units.
-    """
-    if not isinstance(conserved, Quadratic):
-        return [], [], {"closure": 0.0, "structure_constants": []}
-    algebra, overlaps = name_quantities(*span_basis(conserved))
-    values = [*analysis.spectrum(conserved).values.tolist(), *[0.0] * len(algebra)]
-    drifts = analysis.drift(algebra, held_out)
-    noise = 0 * drifts
-    if held_out.states.shape[1] > 2:  # noise and motion cannot be told apart from two states
-        noise = analysis.drift_by_noise(algebra, held_out)
-    confirmed = drifts <= (MAX_DRIFT_OVER_NOISE * noise).clamp_min(MAX_DRIFT)
-    accepted: list[dict[str, Any]] = []
-    doubtful: list[dict[str, Any]] = []
-    for k, name in enumerate(algebra.names):
-        matrix, linear = units.to_user(algebra.A[k], algebra.b[k])
-        terms = formula(matrix, linear, units.centre, units.scale)
-        entry = {
-            "name": name if overlaps[k] else ": ".join(filter(None, (name, terms))),
-            "formula": terms,
-            "singular_value": values[k],
-            "parallelness": overlaps[k],
-            "drift": float(drifts[k]),
-            "matrix": matrix.tolist(),
-            "linear": linear.tolist(),
-        }
-        (accepted if bool(confirmed[k]) else doubtful).append(entry)
-    closed = closure(algebra.generators())
-    constants = closed.constants.tolist()
-    return accepted, doubtful, {"closure": closed.outside, "structure_constants": constants}
-
-
-# --------------------------------------------------------------------------- names and formulas
-
-
-def name_quantities(
-    A: Float[Tensor, "k d d"], b: Float[Tensor, "k d"]
-) -> tuple[Algebra, list[float]]:
-    """Return a basis of the span: known quantities as far as they lie in it, then the remainder.
-
-    Quantities of the remainder are called "energy-like" or "". All have norm 1.
-
-    Args:
-        A: symmetric matrices, in units in which states are about 1.
-        b: linear parts.
-
-    Returns:
-        The basis, and the fraction of each known quantity inside the span; 0 for the remainder.
-    """
-    rows = span(generators(A, b))
-    choices = [_inside(rows, known) for known in candidate_algebras(A.shape[-1] // 2)]
-    matched = max(choices, key=lambda choice: sum(overlap for *_, overlap in choice))
-    projections = torch.stack([row for _, row, _ in matched]) if matched else rows[:0]
-    remainder = _complement(rows, projections)
-    generator = torch.cat([projections, remainder]).unflatten(1, (A.shape[-1], -1))
-    A, b = from_generators(generator)
-    norm = (A.square().sum((1, 2)) + b.square().sum(1)).sqrt()
-    A, b = A / norm[:, None, None], b / norm[:, None]
-    names = [name for name, *_ in matched]
-    for k in range(len(matched), len(A)):
-        if float(A[k].trace()) < 0:
-            A[k], b[k] = -A[k], -b[k]
-        names.append("energy-like" if _is_energy_like(torch.linalg.eigvalsh(A[k])) else "")
-    overlaps = [overlap for *_, overlap in matched] + [0.0] * len(remainder)
-    return Algebra(tuple(names), A, b), overlaps
-
-
-def candidate_algebras(n: int) -> list[Algebra]:
-    """Return the known algebras with n degrees of freedom."""
-    algebras = [unitary(n)]
-    for dimension in (1, 2, 3):
-        if n % dimension == 0:
-            algebras.append(nbody_invariants(n // dimension, dimension))
-    return algebras
-
-
-def _inside(rows: Float[Tensor, "m f"], known: Algebra) -> list[tuple[str, Tensor, float]]:
-    """Return independent known quantities near the span: name, projection, fraction inside."""
-    unit = known.generators().flatten(1)
-    unit = unit / unit.norm(dim=1, keepdim=True)
-    overlaps = (unit @ rows.mT).norm(dim=1)
-    matched: list[tuple[str, Tensor, float]] = []
-    for k in range(len(known)):
-        projection = unit[k] @ rows.mT @ rows
-        previous = torch.stack([row for _, row, _ in matched]) if matched else rows[:0]
-        new = _complement(projection[None], previous)
-        if len(matched) < len(rows) and float(overlaps[k]) >= MIN_NAMED_OVERLAP and len(new):
-            matched.append((known.names[k], projection, float(overlaps[k])))
-    return matched
-
-
-def _complement(rows: Float[Tensor, "m f"], others: Float[Tensor, "t f"]) -> Float[Tensor, "r f"]:
-    """Return orthonormal rows that span the part of `rows` orthogonal to `others`."""
-    if len(others):
-        basis = torch.linalg.qr(others.mT)[0].mT
-        rows = rows - rows @ basis.mT @ basis
-    _, s, vectors = torch.linalg.svd(rows, full_matrices=False)
-    remainder: Tensor = vectors[s > 0.1]
-    return remainder
-
-
-def _is_energy_like(eigenvalues: Float[Tensor, "d"]) -> bool:
-    """Return whether a form is positive semidefinite of rank 2 or more."""
-    tolerance = SIGN_TOLERANCE * float(eigenvalues.abs().max())
-    return float(eigenvalues.min()) > -tolerance and int((eigenvalues > tolerance).sum()) > 1
-
-
-def formula(
-    A: Float[Tensor, "d d"],
-    b: Float[Tensor, "d"],
-    centre: Float[Tensor, "d"] | None = None,
-    scale: Float[Tensor, "d"] | None = None,
-    terms: int = 4,
-) -> str:
-    """Return the largest terms of a quadratic function, such as "0.71 q1 p2 - 0.7 q2 p1".
-
-    Args:
-        A: matrix.
-        b: linear part.
-        centre: write the function in terms of x - centre.
-        scale: size of the entries of x - centre, which weights the terms; 1 by default.
-        terms: maximum number of terms; "+ ..." marks further ones above 5 % of the largest.
-    """
-    d = len(b)
-    size = torch.ones(d) if scale is None else scale
-    names = coordinate_names(d)
-    if centre is not None:
-        b = b + A @ centre
-        offsets = zip(names, centre.tolist(), size.tolist(), strict=True)
-        names = [_relative_to(name, offset, unit) for name, offset, unit in offsets]
-    parts = [(float(b[i]), float(b[i] * size[i]), names[i]) for i in range(d)]
-    for i in range(d):
-        for j in range(i, d):
-            c = float(A[i, j]) * (0.5 if i == j else 1.0)
-            name = f"{names[i]}^2" if i == j else f"{names[i]} {names[j]}"
-            parts.append((c, c * float(size[i] * size[j]), name))
-    parts = sorted(parts, key=lambda part: -abs(part[1]))
-    large = [part for part in parts if abs(part[1]) > 0.05 * abs(parts[0][1])]
-    shown = [f"{'-' if c < 0 else '+'} {abs(c):.2g} {name}" for c, _, name in large[:terms]]
-    text = " ".join([*shown, "+ ..."] if len(large) > terms else shown)
-    return text.removeprefix("+ ")
-
-
-def _relative_to(name: str, centre: float, scale: float) -> str:
-    """Return a coordinate relative to its centre, written to 1 % of the scale or 3 digits."""
-    if centre == 0:
-        return name
-    digits = max(3, 3 + math.floor(math.log10(abs(centre) / scale)))
-    return f"({name} {'-' if centre > 0 else '+'} {abs(centre):.{digits}g})"
+        return self.model

@@ -21,10 +21,12 @@ from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import rk4, symplectic_form
 from symrazor.dynamics.noise import NoiseEstimate, without_gaps
 from symrazor.dynamics.shooting import Fit, Windows, fit_field, residual_ratio, windows_of
-from symrazor.dynamics.trajectories import Trajectories, observed_states
+from symrazor.dynamics.trajectories import Trajectories, interleave, observed_states
 
 WINDOW, LONG_WINDOW = 8, 24
 """States in a window for fitting, and for comparing fields."""
+MIN_CHANGE = 0.08
+"""Smallest change from one state to the next, without noise and relative to the spread."""
 MAX_WINDOWS, MAX_LONG_WINDOWS = 120, 40
 MAX_PARAMETERS = 220
 """Parameters of a field before unneeded ones are removed, at most."""
@@ -43,6 +45,8 @@ MAX_REGRESSION_STATES = 800
 """States for the first estimates, at most."""
 COMPLEX = 10
 """Number of parameters that makes a candidate half as promising."""
+ENERGY_PREFERENCE = 0.6
+"""Factor on the first error of fields of energies."""
 MAX_SECONDS = 8.0
 LOW_NOISE = 0.005
 """Noise, relative to the spread of a coordinate, below which velocities need no smoothing."""
@@ -119,6 +123,8 @@ def choose_field(
     """
     started = time.monotonic()
     deviation = noise.deviation(observed_states(training))
+    stride = _stride(training, deviation)
+    training, held_out = interleave(training, stride), interleave(held_out, stride)
     short = windows_of(training, WINDOW, MAX_WINDOWS, deviation)
     long = windows_of(held_out, LONG_WINDOW, MAX_LONG_WINDOWS, deviation)
     uncertainty = math.sqrt(2 / max(1, long.freedom) + 2 / noise.freedom)
@@ -136,6 +142,20 @@ def choose_field(
         if error <= min(AT_THE_NOISE + UNCERTAINTIES * uncertainty, MAX_ADEQUATE):
             break
     return choice
+
+
+def _stride(data: Trajectories, deviation: Float[Tensor, "d"]) -> int:
+    """Return the stride, a power of two, at which states that were recorded densely change."""
+    states = torch.where(data.observed[..., None], data.states, torch.nan).double().cpu()
+    spread = observed_states(data).std(0)
+    noise = float((deviation / spread).square().mean())
+    stride = 1
+    while 2 * stride * WINDOW <= states.shape[1]:
+        change = ((states[:, stride:] - states[:, :-stride]) / spread).square().nanmean()
+        if float(change) - 2 * noise >= MIN_CHANGE**2 or not float(change) < MIN_CHANGE**2 + 1:
+            break
+        stride *= 2
+    return stride
 
 
 def velocity_estimates(
@@ -171,6 +191,11 @@ def _candidates(
             fields.append((f"energy: {library.title}", energy))
     fields = [(name, field) for name, field in fields if len(field.parameters) <= MAX_PARAMETERS]
     ranked = [(_unexplained(field, x, velocity), name, field) for name, field in fields]
+    # Of two equally good fields, that of an energy says more.
+    ranked = [
+        (score * (ENERGY_PREFERENCE if isinstance(field, HamiltonianField) else 1), name, field)
+        for score, name, field in ranked
+    ]
     ranked.sort(key=lambda entry: entry[0])
     return [(name, field) for _, name, field in ranked]
 

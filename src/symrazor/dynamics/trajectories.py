@@ -251,6 +251,17 @@ def observed_states(data: Trajectories) -> Float[Tensor, "n d"]:
     return data.states[data.observed].double().cpu()
 
 
+def interleave(data: Trajectories, stride: int) -> Trajectories:
+    """Split each trajectory into `stride` interleaved ones of every `stride`-th state."""
+    length = data.states.shape[1] // stride * stride
+
+    def split_steps(values: Tensor) -> Tensor:
+        parts: Tensor = values[:, :length].unflatten(1, (-1, stride))
+        return parts.transpose(1, 2).flatten(0, 1)
+
+    return data.map(split_steps)
+
+
 def split(data: Trajectories, seed: int) -> tuple[Trajectories, Trajectories]:
     """Hold out a random fifth of the trajectories; with fewer than five, use all for both parts."""
     count = len(data)

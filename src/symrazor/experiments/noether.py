@@ -1,4 +1,9 @@
-"""Shared code of the experiments on conserved quantities: models, metrics and runs."""
+"""Shared code of the experiments on conserved quantities: models, metrics and runs.
+
+As in the paper, transitions start at states without noise, and the noise variance of their targets
+is given. The largest number of quantities is a setting of each experiment. Which quantities are
+conserved is learned, except by the oracle, whose group is built in.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

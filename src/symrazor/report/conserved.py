@@ -16,41 +16,80 @@ CURVES, POINTS_PER_CURVE = 3, 60
 
 
 def dynamics_question(dynamics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the question for the "dynamics" of a document: with and without conserved quantities.
+    """Return the question for the "dynamics" of a document.
 
-    Bounds per data point, "neg_elbo" and "nll", become evidence and fit of all data.
+    Candidates are the simulator and the baselines, by their rollouts, then the Hamiltonian networks
+    with and without conserved quantities, if they were trained.
     """
-    n = dynamics.get("n_data") or 1
-    evidence = dynamics.get("evidence") or {}
-    errors = dynamics.get("held_out_mse") or {}
-    histories = dynamics.get("history") or {}
     units = (dynamics.get("scale"), dynamics.get("centre"))
     conserved = [add_flow(entry, *units) for entry in dynamics.get("conserved") or ()]
-    return {
+    question = {
         "name": "dynamics",
         "question": "Which quantities are conserved?",
         "verdict": dynamics.get("verdict", ""),
-        "margin": evidence.get("margin"),
-        "candidates": [
-            {
-                "name": title,
-                "reading": {
-                    "evidence": _evidence(evidence.get(key) or {}, n),
-                    "train": {"n": n},
-                    "test": {"mse": errors[key]} if key in errors else {},
-                    "layers": [],
-                    "conserved": conserved if key == "learned" else None,
-                },
-                "history": [
-                    {**record, **_evidence(record, n)} for record in histories.get(key) or ()
-                ],
-            }
-            for key, title in (
-                ("learned", "with conserved quantities"),
-                ("plain", "without conserved quantities"),
-            )
-        ],
     }
+    rollouts = dynamics.get("rollouts")
+    if rollouts is None:  # a document with networks only
+        margin = (dynamics.get("evidence") or {}).get("margin")
+        return question | {"margin": margin, "candidates": _networks(dynamics, conserved)}
+    name = dynamics["simulator"]["name"]
+    names = [name, *(other for other in rollouts["errors"] if other != name)]
+    candidates = [
+        {
+            "name": other,
+            "reading": {
+                "layers": [],
+                "test": {"rollout_error": _root_mean_square(rollouts["errors"][other])},
+                "conserved": conserved if other == name else None,
+            },
+        }
+        for other in names
+    ]
+    network = dynamics.get("network")
+    if network:
+        candidates += _networks(network, [add_flow(e, *units) for e in network["conserved"]])
+    equations = dynamics["simulator"].get("equations") or []
+    return question | {
+        "candidates": candidates,
+        "rollouts": rollouts,
+        "equations": equations,
+        "group": dynamics.get("group", ""),
+    }
+
+
+def _root_mean_square(values: Sequence[float | None]) -> float:
+    known = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
+    return float(known.square().mean().sqrt()) if len(known) else 0.0
+
+
+def _networks(
+    network: Mapping[str, Any], conserved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return candidates for networks with and without conserved quantities.
+
+    Bounds per data point, "neg_elbo" and "nll", become evidence and fit of all data.
+    """
+    n = network.get("n_data") or 1
+    evidence = network.get("evidence") or {}
+    errors = network.get("held_out_mse") or {}
+    histories = network.get("history") or {}
+    return [
+        {
+            "name": title,
+            "reading": {
+                "evidence": _evidence(evidence.get(key) or {}, n),
+                "train": {"n": n},
+                "test": {"mse": errors[key]} if key in errors else {},
+                "layers": [],
+                "conserved": conserved if key == "learned" else None,
+            },
+            "history": [{**record, **_evidence(record, n)} for record in histories.get(key) or ()],
+        }
+        for key, title in (
+            ("learned", "with conserved quantities"),
+            ("plain", "without conserved quantities"),
+        )
+    ]
 
 
 def _evidence(bound: Mapping[str, float], n: int) -> dict[str, float]:

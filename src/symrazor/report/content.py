@@ -32,7 +32,7 @@ _READING_KEYS = (
 )
 _QUESTION_KEYS = (
     *("name", "question", "verdict", "margin", "network", "chosen"),
-    *("calibration", "anchors", "collapse", "costs"),
+    *("calibration", "anchors", "collapse", "costs", "rollouts", "equations", "group"),
 )
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"

@@ -58,18 +58,22 @@ function invariances(candidate) {
 function dynamics(candidate) {
   const quantities = candidate.reading.conserved;
   if (!Array.isArray(quantities) || !quantities.length) return null;
-  const largest = Math.max(...quantities.map(quantity => quantity.singular_value || 0)) || 1;
-  const rows = quantities.map(quantity => {
-    const meter = h("span", { class: "meter b1" });
-    meter.style.width = `${(100 * (quantity.singular_value || 0)) / largest}%`;
-    return h(
+  const columns = [
+    ["p_value", "p-value"],
+    ["limit", "Variation at most"],
+    ["singular_value", "Singular value"],
+    ["parallelness", "Parallelness"],
+    ["drift", "Drift"],
+  ].filter(([key]) => quantities.some(quantity => known(quantity[key])));
+  const rows = quantities.map(quantity =>
+    h(
       "tr",
       {},
-      h("th", { scope: "row" }, quantity.name),
-      h("td", { class: "bars" }, meter),
-      [quantity.singular_value, quantity.parallelness, quantity.drift].map(v => h("td", { class: "num" }, number(v))),
-    );
-  });
+      h("th", { scope: "row" }, quantity.name || quantity.formula),
+      h("td", {}, quantity.estimate || quantity.formula),
+      columns.map(([key]) => h("td", { class: "num" }, number(quantity[key]))),
+    ),
+  );
   return [
     h("h3", {}, "Conserved quantities"),
     h(
@@ -79,8 +83,9 @@ function dynamics(candidate) {
         "table",
         {},
         captioned(
-          "Learned generators by singular value. Parallelness is the part of a generator that lies in the " +
-            "space of known symmetries; drift is the change of the quantity along a trajectory.",
+          "Estimates with standard errors of the last digits. The p-value is the probability of a larger change along " +
+            "trajectories if the quantity is conserved; the variation is the upper limit of its variance along a " +
+            "trajectory, relative to its variance over all states. Drift is the change of the quantity along a trajectory.",
         ),
         h(
           "thead",
@@ -89,10 +94,8 @@ function dynamics(candidate) {
             "tr",
             {},
             h("th", { scope: "col" }, "Quantity"),
-            h("td", {}),
-            ["Singular value", "Parallelness", "Drift"].map(name =>
-              h("th", { scope: "col", class: "num" }, name),
-            ),
+            h("th", { scope: "col" }, "Estimate"),
+            columns.map(([, name]) => h("th", { scope: "col", class: "num" }, name)),
           ),
         ),
         h("tbody", {}, rows),
@@ -107,13 +110,33 @@ function dynamics(candidate) {
           h(
             "div",
             {},
-            h("h4", {}, quantity.name),
+            h("h4", {}, quantity.name || "Generator"),
             quantity.formula && h("p", { class: "soft" }, quantity.formula),
             matrix(quantity),
             flow(quantity),
           ),
         ),
     ),
+  ];
+}
+
+// Draw the error of the simulators along time, with the noise of the states.
+function rollouts(data) {
+  const result = data.rollouts;
+  if (!result || !result.times.length) return null;
+  const steps = result.times.map((_, k) => k + 1);
+  const curves = Object.entries(result.errors).map(([name, y], i) => ({ name, x: steps, y, tone: i % 4 }));
+  curves.push({ name: "noise of the states", x: steps, y: steps.map(() => result.noise), tone: 3, dash: 1 });
+  return [
+    h("h3", {}, "Rollouts"),
+    lineChart(curves, {
+      label: "Error of the simulators along time",
+      caption:
+        "Error along trajectories set aside, from their first observed state, by time step. 1 is the spread of the " +
+        "states. The first state has noise, which no simulator can undo.",
+    }),
+    data.equations &&
+      data.equations.length > 0 && [h("h4", {}, "Equations"), h("pre", { tabindex: 0 }, data.equations.join("\n"))],
   ];
 }
 

@@ -73,7 +73,7 @@ _OPERATORS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "matmul", "gt", "eq"),
     "getitem",
 )
-_TORCH = "arange bmm cat einsum gather stack where exp sin cos tanh sigmoid relu".split()
+_TORCH = "arange bmm cat einsum gather stack where exp log sin cos tanh sigmoid relu".split()
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS},
     "attribute": builtins.getattr,  # of `ATTRIBUTES` only
@@ -86,8 +86,8 @@ ATTRIBUTES = ("device", "mT", "shape")
 """Attributes of a tensor that a step may read."""
 
 METHODS = (
-    *("abs", "amax", "argmax", "chunk", "contiguous", "detach", "double", "expand", "flatten"),
-    *("float", "mean", "permute", "reshape", "square", "squeeze", "sum"),
+    *("abs", "amax", "argmax", "chunk", "clamp_min", "contiguous", "detach", "double", "expand"),
+    *("flatten", "float", "mean", "permute", "reshape", "rsqrt", "square", "squeeze", "sum"),
     *("transpose", "type_as", "unflatten", "unsqueeze"),
 )
 """Methods of a tensor that a step may call."""

@@ -43,10 +43,9 @@ def run_discover(problem: Problem, minutes: float = 2.0, device: str = "cpu") ->
 def _as_answer(found: Discovery, problem: Problem) -> Answer:
     """Return what a discovery states, in the terms of the benchmark."""
     if found.dynamics is not None:
-        count = len(found.dynamics.discovered.conserved)
-        return Answer(
-            (Claim("conserved quantities", count, _probability(found.dynamics.discovered.margin)),)
-        )
+        discovered = found.dynamics.discovered
+        count = len(discovered.conserved)
+        return Answer((Claim("conserved quantities", count, discovered.probability),))
     answer = found.results[0].answer
     gaps = [answer.subject.log_evidence - c.log_evidence for c in answer.candidates]
     margin = min((abs(gap) for gap in gaps if gap), default=0.0)
