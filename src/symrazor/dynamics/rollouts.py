@@ -91,8 +91,9 @@ def baselines(
     states, times = training.states.double().cpu(), training.times.double().cpu()
     gaps = times.diff(dim=1)
     gap = float(gaps.median())
-    if float((gaps - gap).abs().max()) <= 1e-6 * gap:
-        both = (training.observed[:, 1:] & training.observed[:, :-1]).cpu()
+    both = (training.observed[:, 1:] & training.observed[:, :-1]).cpu()
+    enough = int(both.sum()) > 2 * states.shape[2]
+    if enough and float((gaps - gap).abs().max()) <= 1e-6 * gap:
         before, after = states[:, :-1][both], states[:, 1:][both]
         rows = torch.cat([before, torch.ones_like(before[:, :1])], 1)
         size = rows.std(0).clamp_min(1e-12 * rows.abs().max())
