@@ -272,6 +272,7 @@ class KroneckerStructure(Structure):
         for layer in task.layers:
             for name in layer.tensors:
                 if name != layer.factored_weight:
+                    _check_format_is_known(sums, name)
                     blocks.append(tensor_block(task, sums, name, scale))
                     continue
                 block = _kronecker_block(task, sums, layer, scale)
@@ -342,6 +343,15 @@ def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scal
     count = sums[name, "count"]
     assert isinstance(count, Tensor)
     return Kron(name, A, G, scale / float(count), task.resolution, form.to_blocks, form.from_blocks)
+
+
+def _check_format_is_known(sums: Statistics, name: str) -> None:
+    """Raise ValueError if other processes have recorded the format of a parameter, and not this."""
+    if (name, "A") in sums:
+        raise ValueError(
+            f"The operations of {name} were not recorded in this process, because it read no data. "
+            "Give every process at least one batch."
+        )
 
 
 def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -> None:
