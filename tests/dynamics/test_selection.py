@@ -294,9 +294,13 @@ def test_finalist_includes_a_narrow_loser_to_no_quantities(
     assert finalist([plain_trial, better], better, 100) is better
 
 
-def test_best_rounded(models: dict[str, SymmetrisedNetwork]) -> None:
-    learned = Trial(10.0, models["learned"], _trained(models["learned"]))
-    rounded = Trial(99.0, models["rounded"], _trained(models["rounded"]))
+def test_rounded_coefficients_that_lose_are_not_used(
+    models: dict[str, SymmetrisedNetwork],
+) -> None:
+    learned = Trial(10.0, models["learned"], _trained(models["learned"]), 5.0)
+    rounded = Trial(20.0, models["rounded"], _trained(models["rounded"]), 5.0)
     diverged = Trial(math.inf, models["rounded"], None)
     assert best_rounded([learned, rounded, diverged], learned) is rounded
+    rounded.cost = 44.0  # 34 nats worse, with an error of 7 in the difference
+    assert best_rounded([learned, rounded, diverged], learned) is learned
     assert best_rounded([learned, diverged], learned) is learned

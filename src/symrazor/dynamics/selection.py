@@ -217,12 +217,13 @@ def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | Non
 
 
 def best_rounded(trials: Sequence[Trial], winner: Trial) -> Trial:
-    """Return the best trial with integer coefficients and the winner's count, else the winner.
+    """Return the best trial with integer coefficients and the winner's count, if it ties with it.
 
-    Its group may be better in the end even if learned coefficients won the short trial.
+    Otherwise the data tell the coefficients from integers, and the winner is returned.
     """
     rounded = [t for t in trials if t.count == winner.count and t.trained and t.exactness > 0]
-    return min(rounded, key=lambda t: t.cost, default=winner)
+    best = min(rounded, key=lambda t: t.cost, default=winner)
+    return best if best.ties_with(winner) else winner
 
 
 @dataclass
