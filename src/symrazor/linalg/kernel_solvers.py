@@ -27,6 +27,7 @@ log-determinant by at most $\epsilon \| D^{1/2} (I + K)^{-1} D^{1/2} \|_F \le \e
 `MAX_ROUNDING_NATS`, products are taken in float64.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ GPU_PIECE_ROWS = 2**14
 """Rows that a GPU multiplies at once, approximately."""
 MAX_RIGHT_ENTRIES = 2**26
 """Entries of the right rows of a product that are formed at once, approximately."""
-MAX_COLUMN_SHARE = 0.4
+MAX_COLUMN_SHARE = 0.2
 """Share of the columns from which computing all of them is cheaper."""
 MAX_ROUNDING_NATS = 0.05
 """Largest estimated rounding error of the log-determinant for which products are in float32."""
@@ -234,7 +235,8 @@ class ExactSolver(Solver):
     def slopes(self, weights: Weights) -> Float[Tensor, " t"]:
         """Return tr (I + K)^-1 K_t."""
         if self._slopes is None or self._slopes[0] != weights:
-            inverse = torch.cholesky_inverse(self._cholesky(weights)).to(self._dtype)
+            # The inverse has the precision of the products, which is accurate enough here as well.
+            inverse = torch.cholesky_inverse(self._cholesky(weights).to(self._dtype))
             traces = [(inverse * gram).sum(dtype=torch.float64) for gram in self._grams]
             self._slopes = weights, torch.stack(traces)
         return self._slopes[1]
@@ -377,7 +379,8 @@ class LowRankSolver(Solver):
         diagonal = _combine(self._diagonals, solution.weights)
         remaining = (diagonal - solution.F.square().sum(1)).clamp(min=0)
         remaining[self._chosen] = 0
-        wanted = max(FIRST_COLUMNS, min(len(self._chosen), MAX_ADDED_COLUMNS))
+        allowed = math.ceil(MAX_COLUMN_SHARE * len(diagonal)) - len(self._chosen)
+        wanted = min(max(FIRST_COLUMNS, min(len(self._chosen), MAX_ADDED_COLUMNS)), allowed)
         count = min(wanted, int((remaining > 0).sum()))
         drawn = torch.multinomial(remaining.cpu(), count, generator=self._generator)
         drawn = drawn.to(remaining.device)
