@@ -18,6 +18,7 @@ from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import agreement, compare_range, score
 from symrazor.bench.truth.task import Task
 from symrazor.bench.truth.training import folds, negative_log_likelihood, train
+from symrazor.bench.truth.turned_pictures import bounded_angles, rotated_by
 from symrazor.groups import Group
 
 EVERY = truth.tasks()
@@ -164,13 +165,25 @@ def test_knobs_change_amount_noise_and_breaking() -> None:
     assert float((noisy.x - clean.x).std()) == pytest.approx(0.5, rel=0.02)
 
 
-def test_rotated_digits_have_the_range_of_the_knob() -> None:
-    """The angles are those of `rotated`; a range of 0 leaves the digits as they are."""
-    still = named("rotation 0").change(noise=0.0).make(0)
-    turned = named("rotation 180").change(noise=0.0).make(0)
-    spread = [float(x.std(0).mean()) for x in (still.x, turned.x)]
-    assert spread[1] > 1.05 * spread[0]
-    assert named("rotation 60").ranges == {"rotation": 60.0}
+@pytest.mark.parametrize("degrees", [30.0, 60.0])
+def test_a_larger_range_than_the_known_one_is_contradicted_by_labels(degrees: float) -> None:
+    draw = truth.Draw(4000, "train", torch.Generator().manual_seed(0), 0)
+    angle, orientation = bounded_angles(draw, degrees)
+    count = int(orientation.max()) + 1
+    first = angle[orientation == 0].abs()
+    assert float(first.max()) == pytest.approx(degrees, rel=0.01)
+    second = angle[orientation == 1]
+    assert float(second.min()) == pytest.approx(360 / count - degrees, rel=0.01)
+    gap = float(second.min() - first.max())
+    assert gap == pytest.approx(degrees, rel=0.05)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_rotation_by_right_angles_is_exact(turns: int) -> None:
+    """The oracle is `torch.rot90`; both turn in the same direction."""
+    x = torch.rand(3, 1, 14, 14, dtype=torch.float64).float()
+    turned = rotated_by(x, torch.full((3,), 90.0 * turns))
+    torch.testing.assert_close(turned, torch.rot90(x, turns, (2, 3)), rtol=0, atol=1e-4)
 
 
 def toy_answer(problem: truth.Problem, holds: bool = True) -> truth.Answer:

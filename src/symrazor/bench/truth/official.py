@@ -10,12 +10,14 @@ from symrazor.bench.truth.networks import mirror
 from symrazor.bench.truth.pictures import noisy, placed, shift_architectures
 from symrazor.bench.truth.task import Draw, Half, Sample, Task
 from symrazor.bench.truth.turned_pictures import (
-    TURNABLE,
+    ORIENTED,
     augmented_by_turns,
+    bounded_angles,
     pm_group,
     point_group,
+    rotated_by,
 )
-from symrazor.data.transforms import resized, rotated
+from symrazor.data.transforms import resized
 
 TURNED_SIDE, PHOTO_SIDE, OBJECT_SIDE = 20, 16, 14
 """Sides in pixels of rotated digits, of photographs, and of objects on a canvas."""
@@ -24,13 +26,14 @@ ONE_WAY = (5, 7, 9)
 
 
 def turned_mnist(draw: Draw, degrees: float) -> tuple[Tensor, Tensor]:
-    """Digits of MNIST turned by angles uniform up to `degrees` to both sides, labelled by digit.
+    """Digits of MNIST turned by `degrees` to both sides of an orientation; the label is both.
 
-    The label was drawn before the angle. No digit turns into another: 6 and 9 are left out.
+    Label and angle were drawn independently. A picture at the end of its range, turned once more by
+    `degrees`, reaches the range of the other orientation: labels contradict a larger range.
     """
-    x, y = draw.official("mnist", *TURNABLE)
-    seed = int(torch.randint(1 << 40, (1,), generator=draw.generator))
-    return rotated(resized(x, TURNED_SIDE), degrees, seed), y
+    x, y = draw.official("mnist", *ORIENTED)
+    angle, orientation = bounded_angles(draw, degrees)
+    return rotated_by(resized(x, TURNED_SIDE), angle), y + len(ORIENTED) * orientation
 
 
 def clothes_anywhere(draw: Draw, noise: float = 0.05) -> tuple[Tensor, Tensor]:
@@ -93,8 +96,8 @@ def _rotation(half: Half, degrees: float) -> Task:
 
 
 TASKS = (
-    _rotation("develop", 45),
-    _rotation("report", 120),
+    _rotation("develop", 60),
+    _rotation("report", 30),
     _task(
         "clothes anywhere",
         "report",

@@ -213,6 +213,7 @@ TASKS = (
         BROKEN,
         architectures=one_axis,
         oracle="invariant along y",
+        n=700,
     ),
     _image(
         "weak breaking",

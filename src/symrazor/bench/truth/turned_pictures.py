@@ -29,6 +29,8 @@ from symrazor.data.transforms import resized, rotated, scaled
 
 TURNABLE = (0, 1, 2, 3, 4, 5, 7, 8)
 """Digits of which none turns into another one by a rotation."""
+ORIENTED = (2, 3, 4, 7)
+"""Digits whose orientation can be seen."""
 HANDED = (2, 3, 4, 5, 7)
 """Digits that differ clearly from their mirror image."""
 TURNED_SIDE = 14
@@ -55,25 +57,47 @@ def tilted(draw: Draw, degrees: float = 40, noise: float = 0.05) -> tuple[Tensor
 
     A rotation by `degrees` exchanges labels. Handwriting itself is slanted by a few degrees.
     """
-    x, y = _enlarged(draw, 0, 2, 3, 4)
+    x, y = enlarged(draw, *ORIENTED)
     is_tilted = draw.integers(2)
-    angle = torch.where(is_tilted.bool(), math.radians(degrees), 0.0)
-    matrix = torch.zeros(draw.n, 2, 3)
-    matrix[:, 0, 0] = matrix[:, 1, 1] = angle.cos()
-    matrix[:, 0, 1], matrix[:, 1, 0] = -angle.sin(), angle.sin()
-    grid = nn.functional.affine_grid(matrix, list(x.shape), align_corners=False)
-    x = nn.functional.grid_sample(x, grid, align_corners=False)
-    return noisy(x, draw, noise), y + 4 * is_tilted
+    return noisy(rotated_by(x, degrees * is_tilted), draw, noise), y + 4 * is_tilted
 
 
 def turned(draw: Draw, degrees: float, noise: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Digits turned by angles uniform up to `degrees` to both sides; the label is the digit.
+    """Digits turned by `degrees` to both sides of one of several orientations; the label is both.
 
-    The label was drawn before the angle. No digit turns into another: 6 and 9 are left out.
+    Label and angle were drawn independently. Up to 60 degrees, a picture at the end of its range,
+    turned once more by `degrees`, reaches the range of the next orientation: labels contradict a
+    larger range. Beyond 60 degrees there is one orientation, and only the spread of the pictures
+    is known; no digit turns into another.
     """
-    x, y = _enlarged(draw)
-    seed = int(torch.randint(1 << 40, (1,), generator=draw.generator))
-    return noisy(rotated(x, degrees, seed), draw, noise), y
+    count = orientations(degrees)
+    classes = ORIENTED if count > 1 else TURNABLE
+    x, y = enlarged(draw, *classes)
+    angle, orientation = bounded_angles(draw, degrees)
+    return noisy(rotated_by(x, angle), draw, noise), y + len(classes) * orientation
+
+
+def orientations(degrees: float) -> int:
+    """Return how many ranges of this size fit on a circle with gaps of the same size."""
+    return 4 if degrees <= 30 else 2 if degrees <= 60 else 1
+
+
+def bounded_angles(draw: Draw, degrees: float) -> tuple[Tensor, Tensor]:
+    """Return angles around equally spaced orientations, and the orientations."""
+    count = orientations(degrees)
+    orientation = draw.integers(count)
+    angle = 360 / count * orientation + degrees * (2 * draw.uniform() - 1)
+    return angle, orientation
+
+
+def rotated_by(x: Tensor, degrees: Tensor) -> Tensor:
+    """Rotate every picture by its own angle; bilinear, with zeros outside."""
+    angle = degrees * (math.pi / 180)
+    matrix = torch.zeros(len(x), 2, 3)
+    matrix[:, 0, 0] = matrix[:, 1, 1] = angle.cos()
+    matrix[:, 0, 1], matrix[:, 1, 0] = -angle.sin(), angle.sin()
+    grid = nn.functional.affine_grid(matrix, list(x.shape), align_corners=False)
+    return nn.functional.grid_sample(x, grid, align_corners=False)
 
 
 def rescaled(draw: Draw, factor: float, noise: float = 0.05) -> tuple[Tensor, Tensor]:
@@ -81,12 +105,12 @@ def rescaled(draw: Draw, factor: float, noise: float = 0.05) -> tuple[Tensor, Te
 
     The label is the digit, which was drawn before the factor.
     """
-    x, y = _enlarged(draw)
+    x, y = enlarged(draw)
     seed = int(torch.randint(1 << 40, (1,), generator=draw.generator))
     return noisy(scaled(x, factor, seed), draw, noise), y
 
 
-def _enlarged(draw: Draw, *classes: int) -> tuple[Tensor, Tensor]:
+def enlarged(draw: Draw, *classes: int) -> tuple[Tensor, Tensor]:
     """Return digits of 12 x 12 pixels in the middle of a picture."""
     x, y = draw.digits(*(classes or TURNABLE))
     border = (TURNED_SIDE - 12) // 2
@@ -244,6 +268,7 @@ TASKS = (
         ranges={"rotation": 0.0},
         architectures=partial(augmented_by_turns, 0.0),
         oracle="dense",
+        n=500,
     ),
     _rotation("report", 30),
     _rotation("develop", 60),
@@ -283,6 +308,7 @@ TASKS = (
         architectures=partial(point_group, "p4", False),
         oracle="plain",
         groups=p4_group,
+        n=700,
     ),
     _task(
         "mirrored",
@@ -304,5 +330,6 @@ TASKS = (
         architectures=partial(point_group, "pm", False),
         oracle="plain",
         groups=pm_group,
+        n=700,
     ),
 )
