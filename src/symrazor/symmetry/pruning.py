@@ -14,11 +14,18 @@ eigenvectors $U_G$, $U_A$, row u of the weight has
 $$ \Sigma_u = U_A\, \mathrm{diag}_j \Big( \sum_o \frac{U_G[u, o]^2}{\lambda_{oj} + \delta} \Big)
    U_A^\top , $$
 
-so that all odds follow from the eigenvectors at once. Odds of several units together are the sum of
-their odds only if the units are independent: train the smaller network again, and prune again.
+so that all odds follow from the eigenvectors at once. Units that replace each other all look
+superfluous. `prune` therefore removes one unit after the other, and conditions the posterior of the
+other units of the layer on its absence:
+
+$$ \mu_r \leftarrow \mu_r - \Sigma_{ru} \Sigma_u^{-1} \mu_u , \qquad
+   \Sigma_{rs} \leftarrow \Sigma_{rs} - \Sigma_{ru} \Sigma_u^{-1} \Sigma_{us} , $$
+
+separately for each eigenvector of A, which costs $i\, o^2$ operations for $o$ units of $i$ inputs.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -90,19 +97,15 @@ def prune(razor: Razor, loader: Loader, keep: float | None = None) -> Pruned:
         raise ValueError(f"keep must be above 0 and at most 1, got {keep}.")
     model = copy.deepcopy(razor.model).eval()
     consumers = consumers_of(model)
-    odds = {n: v for n, v in unit_log_odds(razor, loader).items() if n in consumers}
-    if not odds:
+    posteriors = {n: v for n, v in unit_posteriors(razor, loader).items() if n in consumers}
+    if not posteriors:
         raise ValueError(
             "No layer can be pruned: the outputs of all layers reach additions, norms or outputs "
             "of the network. Fold batch norms with sr.replace_batchnorm first."
         )
     modules = dict(model.named_modules())
-    kept = {name: values <= 0 for name, values in odds.items()}
-    if keep is not None:
-        kept = _by_share(odds, modules, consumers, keep)
-    for name, values in odds.items():
-        if not bool(kept[name].any()):  # a layer without units would cut the network
-            kept[name][values.argmin()] = True
+    odds = {name: posterior.log_odds() for name, posterior in posteriors.items()}
+    kept = _select(posteriors, modules, consumers, keep)
     for name, units in kept.items():
         _cut_outputs(modules[name], units)
         for consumer in consumers[name]:
@@ -115,57 +118,118 @@ def unit_log_odds(razor: Razor, loader: Loader) -> dict[str, Float[Tensor, " o"]
 
     Above zero, the evidence of the network without the unit is higher.
     """
+    return {name: units.log_odds() for name, units in unit_posteriors(razor, loader).items()}
+
+
+@torch.no_grad()
+def unit_posteriors(razor: Razor, loader: Loader) -> "dict[str, UnitPosterior]":
+    """Return the posterior of the incoming weights and biases of every layer's units."""
     posterior = razor.posterior(loader)
     blocks = {name: block for block in posterior.curvature.blocks for name in block.names}
-    log_delta = log_curvatures(razor.prior, posterior.curvature, posterior.mean)
-    result: dict[str, Tensor] = {}
+    curvatures = log_curvatures(razor.prior, posterior.curvature, posterior.mean)
+    log_delta = {name: value.detach() for name, value in curvatures.items()}
+    result: dict[str, UnitPosterior] = {}
     for layer in razor.layers:
         block = blocks.get(str(layer.weight))
         if not isinstance(layer.module, Weighted) or not isinstance(block, Kron):
             continue
-        odds = _of_rows(block, posterior.mean[block.name], log_delta[block.name])
+        parts = _of_rows(block, posterior.mean[block.name], log_delta[block.name])
         if layer.bias is not None:
-            odds = odds + _of_bias(blocks[layer.bias], posterior.mean, log_delta)
-        result[layer.name] = odds
+            parts.append(_of_bias(blocks[layer.bias], posterior.mean, log_delta))
+        result[layer.name] = UnitPosterior(parts)
     return result
 
 
-def _savage_dickey(
-    mean: Float[Tensor, "o i"], variance: Float[Tensor, "o i"], log_delta: Tensor
-) -> Float[Tensor, " o"]:
-    """Return the log odds of rows that are zero, with independent entries."""
-    terms = mean.square() / variance + variance.log() + log_delta
-    return -0.5 * terms.sum(-1)
+@dataclass
+class Coordinates:
+    """Independent coordinates of the weights of all units: Gaussians over the units.
+
+    Args:
+        mean: posterior means.
+        covariance: posterior covariances between units.
+        log_delta: log prior precision.
+    """
+
+    mean: Float[Tensor, "i o"]
+    covariance: Float[Tensor, "i o o"]
+    log_delta: Tensor
+
+    def log_odds(self) -> Float[Tensor, " o"]:
+        """Return the log odds of each unit's coordinates being zero."""
+        variance = self.covariance.diagonal(dim1=1, dim2=2)
+        terms = self.mean.square() / variance + variance.log() + self.log_delta
+        return -0.5 * terms.sum(0)
+
+    def remove(self, unit: int) -> None:
+        """Condition on a unit's coordinates being zero; the unit becomes independent noise."""
+        column = self.covariance[:, :, unit].clone()
+        variance = column[:, unit].clone()
+        self.mean -= column * (self.mean[:, unit] / variance).unsqueeze(1)
+        self.covariance -= (column / variance.unsqueeze(1)).unsqueeze(2) * column.unsqueeze(1)
+        self.covariance[:, unit, unit] = variance
 
 
-def _of_rows(block: Kron, weight: Tensor, log_delta: Tensor) -> Float[Tensor, " o"]:
-    """Return the log odds of all rows of a weight under its Kronecker block."""
+class UnitPosterior:
+    """Posterior of the incoming weights and biases of a layer's units.
+
+    Args:
+        parts: independent coordinates.
+    """
+
+    def __init__(self, parts: list[Coordinates]) -> None:
+        self.parts = parts
+        self.present = torch.ones_like(parts[0].mean[0], dtype=torch.bool)
+
+    def log_odds(self) -> Float[Tensor, " o"]:
+        """Return the log odds of the network without each unit, -infinity for removed ones."""
+        total = torch.stack([part.log_odds() for part in self.parts]).sum(0)
+        return total.masked_fill(~self.present, -math.inf)
+
+    def remove(self, unit: int) -> None:
+        """Remove a unit."""
+        self.present[unit] = False
+        for part in self.parts:
+            part.remove(unit)
+
+
+def _of_rows(block: Kron, weight: Tensor, log_delta: Tensor) -> list[Coordinates]:
+    """Return the coordinates of a weight in the eigenbasis of its input factor."""
     values, left, right = block.eigenvectors
-    delta = log_delta.double().exp()
-    W = block.to_blocks(weight.double())
-    inside = W @ right
+    log_delta = log_delta.double()
+    delta = log_delta.exp()
+    if len(values) > 1:
+        raise ValueError("Grouped convolutions have no units that can be pruned.")
+    W = block.to_blocks(weight.double())[0]
+    identity = torch.eye(len(W), dtype=torch.float64, device=W.device)
+    U = left[0]
     # Outside of the span of the eigenvectors, H is zero and the posterior is the prior.
-    missing_rows = (1 - left.square().sum(2)).clamp(min=0)
-    spread = left.square() @ (1 / (values + delta)) + missing_rows.unsqueeze(2) / delta
-    odds = _savage_dickey(inside, spread, log_delta.double())
-    outside = W.square().sum(2) - inside.square().sum(2)
-    return (odds - 0.5 * delta * outside.clamp(min=0)).flatten()
+    shrinkage = 1 / (values[0] + delta) - 1 / delta
+    covariance = torch.einsum("og,gj,pg->jop", U, shrinkage, U) + identity / delta
+    parts = [Coordinates((W @ right[0]).T.clone(), covariance, log_delta)]
+    outside = W - W @ right[0] @ right[0].T
+    if right.shape[1] > right.shape[2]:
+        parts.append(_prior_only(outside, log_delta))
+    return parts
+
+
+def _prior_only(weight: Float[Tensor, "o i"], log_delta: Tensor) -> Coordinates:
+    """Return coordinates that the data do not inform: only their length matters."""
+    length = weight.norm(dim=1).unsqueeze(0)
+    identity = torch.eye(len(weight), dtype=torch.float64, device=weight.device)
+    return Coordinates(length, (identity / log_delta.exp()).unsqueeze(0), log_delta)
 
 
 def _of_bias(
     block: object, mean: Mapping[str, Tensor], log_delta: Mapping[str, Tensor]
-) -> Float[Tensor, " o"]:
-    """Return the log odds of each entry of a bias that is zero."""
+) -> Coordinates:
+    """Return the coordinates of a bias."""
     assert isinstance(block, Dense | Diag)
     name = block.names[0]
-    delta = log_delta[name].double().exp()
-    if isinstance(block, Dense):
-        H = block.H.double()
-        variance = torch.linalg.inv(H + delta * torch.eye(len(H)).to(H)).diagonal()
-    else:
-        variance = 1 / (block.h.double().flatten() + delta)
-    bias = mean[name].double().flatten().unsqueeze(1)
-    return _savage_dickey(bias, variance.unsqueeze(1), log_delta[name].double())
+    bias, log_precision = mean[name].double().flatten(), log_delta[name].double()
+    identity = torch.eye(len(bias), dtype=torch.float64, device=bias.device)
+    H = block.H.double() if isinstance(block, Dense) else torch.diag(block.h.double().flatten())
+    covariance = torch.linalg.inv(H + log_precision.exp() * identity)
+    return Coordinates(bias.unsqueeze(0).clone(), covariance.unsqueeze(0), log_precision)
 
 
 def consumers_of(model: nn.Module) -> dict[str, list[str]]:
@@ -207,25 +271,31 @@ def _readers(node: fx.Node, modules: Mapping[str, nn.Module]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _by_share(
-    odds: Mapping[str, Tensor],
+def _select(
+    posteriors: "Mapping[str, UnitPosterior]",
     modules: Mapping[str, nn.Module],
     consumers: Mapping[str, list[str]],
-    keep: float,
+    keep: float | None,
 ) -> dict[str, Tensor]:
-    """Return the units to keep such that at most this share of all weights remains."""
+    """Remove the unit with the highest odds again and again; return the units that are left.
+
+    Every layer keeps one unit: without any it would cut the network.
+    """
     total = sum(p.numel() for m in modules.values() for p in m.parameters(recurse=False))
-    kept = {name: torch.ones_like(values, dtype=torch.bool) for name, values in odds.items()}
-    ranked = sorted(
-        ((float(v), name, u) for name, values in odds.items() for u, v in enumerate(values)),
-        reverse=True,
-    )
-    for _, name, unit in ranked:
-        if _size(modules, consumers, kept) <= keep * total:
-            break
-        if int(kept[name].sum()) > 1:
-            kept[name][unit] = False
-    return kept
+    kept = {name: posterior.present for name, posterior in posteriors.items()}
+    odds = {name: posterior.log_odds() for name, posterior in posteriors.items()}
+    while True:
+        candidates = [name for name, units in kept.items() if int(units.sum()) > 1]
+        if not candidates:
+            return kept
+        name = max(candidates, key=lambda layer: float(odds[layer].max()))
+        is_done = float(odds[name].max()) <= 0
+        if keep is not None:
+            is_done = _size(modules, consumers, kept) <= keep * total
+        if is_done:
+            return kept
+        posteriors[name].remove(int(odds[name].argmax()))
+        odds[name] = posteriors[name].log_odds()
 
 
 def _size(
