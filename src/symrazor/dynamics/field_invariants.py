@@ -23,7 +23,7 @@ from symrazor.dynamics.shooting import Fit
 
 MAX_STATES = 1000
 """States at which the field is evaluated, at most."""
-DRAWS = 8
+DRAWS = 12
 MAX_RATIO = 6.0
 """Largest eigenvalue of a conserved quantity relative to that which errors of the parameters cause
 on average."""
@@ -76,7 +76,6 @@ def field_invariants(
     if not candidates:
         return (problem.describe(vectors[:, :0], [], rates[:0]),) * 2
     others = [problem.solve(field) for field in drawn]
-    # Draws around the estimate have the errors twice.
     by_errors = torch.stack([values for values, _ in others]).mean(0) - rates
     noise = by_errors.clamp_min(NUMERICAL_RATE)
     consistent = rates <= MAX_RATIO * noise

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from symrazor.dynamics.fields import ParametricField
@@ -23,6 +23,8 @@ MAX_EVALUATIONS = 200_000
 STATE_STEP = 1e-5
 """Step of differences in a state, in standard deviations of its coordinate."""
 ITERATIONS = 12
+OUTLIER = 30.0
+"""Windows whose squared residuals exceed this multiple of the median at first are left out."""
 MIN_IMPROVEMENT = 1e-3
 """Relative decrease of the sum of squares below which the iteration ends."""
 MIN_T = 3.0
@@ -47,6 +49,10 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.states)
+
+    def at(self, use: Bool[Tensor, "w"]) -> "Windows":
+        """Return some of the windows."""
+        return Windows(self.states[use], self.gaps[use], self.deviation, self.spread)
 
     @property
     def freedom(self) -> int:
@@ -91,10 +97,11 @@ class Fit:
         return self.covariance.diagonal().clamp_min(0).sqrt()
 
     def draws(self, count: int, seed: int = 0) -> list[ParametricField]:
-        """Return fields with parameters drawn from their uncertainty."""
+        """Return fields with parameters drawn from their uncertainty, in pairs around the mean."""
         values, vectors = torch.linalg.eigh(self.covariance)
         generator = torch.Generator().manual_seed(seed)
-        z = torch.randn(count, len(values), generator=generator, dtype=values.dtype)
+        z = torch.randn(-(-count // 2), len(values), generator=generator, dtype=values.dtype)
+        z = torch.cat([z, -z])
         changes = (z * values.clamp_min(0).sqrt()) @ vectors.mT
         return [self.field.at(self.field.parameters + change) for change in changes]
 
@@ -137,6 +144,21 @@ def fit_field(
 def residual_ratio(field: ParametricField, windows: Windows, substeps: int) -> float:
     """Return the squared residuals per degree of freedom after fitting initial states only.
 
+    The worst tenth of the windows is left out: near a singularity the right initial state may not
+    be found.
+    """
+    _, total = _fit_starts(field, windows, substeps)
+    count = len(total) - len(total) // 10
+    best = total.nan_to_num(math.inf).sort().values[:count]
+    ratio = float(best.sum()) / max(1.0, windows.freedom * count / len(total))
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def _fit_starts(
+    field: ParametricField, windows: Windows, substeps: int
+) -> tuple[Float[Tensor, "w d"], Float[Tensor, "w"]]:
+    """Return the best initial states for fixed parameters, and the sums of squared residuals.
+
     Every window has its own damping, so that one difficult window does not hold up the others.
     """
     start, parameters = windows.states[:, 0], field.parameters
@@ -161,13 +183,21 @@ def residual_ratio(field: ParametricField, windows: Windows, substeps: int) -> f
         damping = torch.where(better, damping / 5, damping * 10)
         if finished and bool(better.any()):
             break
-    ratio = float(total.sum()) / max(1, windows.freedom)
-    return ratio if math.isfinite(ratio) else math.inf
+    return start, total
 
 
 def _gauss_newton(field: ParametricField, windows: Windows, substeps: int) -> Fit | None:
-    """Minimise the squared residuals over initial states and parameters; None if they diverge."""
-    start, parameters = windows.states[:, 0], field.parameters
+    """Minimise the squared residuals over initial states and parameters; None if they diverge.
+
+    Windows that the first parameters cannot follow at all are left out.
+    """
+    parameters = field.parameters
+    start, total_of_window = _fit_starts(field, windows, substeps)
+    limit = OUTLIER * total_of_window.nan_to_num(math.inf).median()
+    usable = total_of_window <= limit
+    if not bool(usable.any()):
+        return None
+    start, windows = start[usable], windows.at(usable)
     k = len(parameters)
     residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
     total, damping = float(residual.square().sum()), 1e-4

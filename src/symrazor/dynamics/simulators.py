@@ -8,7 +8,6 @@ best.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,12 +29,10 @@ MIN_CHANGE = 0.08
 MAX_WINDOWS, MAX_LONG_WINDOWS = 120, 40
 MAX_PARAMETERS = 220
 """Parameters of a field before unneeded ones are removed, at most."""
-AT_THE_NOISE, ADEQUATE = 1.1, 1.25
-"""Squared errors relative to the noise at which no better field is sought, and up to which the
-conserved quantities of a field are those of the system."""
-UNCERTAINTIES, MAX_ADEQUATE = 2.0, 1.6
-"""Standard errors of that ratio that are added to both limits, and the largest limit: where data
-are few, a field with too few terms may reach the noise."""
+ADEQUATE, UNCERTAINTIES, MAX_ADEQUATE = 1.25, 2.0, 1.6
+"""Squared errors relative to the noise up to which the conserved quantities of a field are those of
+the system; standard errors of that ratio that are added; and the largest limit: where data are few,
+a field with too few terms may reach the noise."""
 TIE = 1.03
 """Errors within this factor are a tie, which the field with fewer parameters wins."""
 STEP_ERROR, STEP_QUANTILE = 0.05, 0.95
@@ -47,7 +44,8 @@ COMPLEX = 10
 """Number of parameters that makes a candidate half as promising."""
 ENERGY_PREFERENCE = 0.6
 """Factor on the first error of fields of energies."""
-MAX_SECONDS = 8.0
+MAX_CANDIDATES = 10
+"""Vector fields that are fitted, at most."""
 LOW_NOISE = 0.005
 """Noise, relative to the spread of a coordinate, below which velocities need no smoothing."""
 MAX_SUBSTEPS = 16
@@ -60,7 +58,8 @@ class Candidate:
     Args:
         name: in words.
         fit: parameters and their errors.
-        error: squared error on trajectories set aside, relative to the noise.
+        error: squared error relative to the noise, on trajectories set aside or on those that were
+            fitted, whichever is larger.
         substeps: steps of the integrator per time step of the data.
     """
 
@@ -110,18 +109,15 @@ def choose_field(
     held_out: Trajectories,
     libraries: Sequence[Library],
     noise: NoiseEstimate,
-    seconds: float = MAX_SECONDS,
 ) -> Choice:
-    """Fit the candidates, the most promising first, for at most `seconds`.
+    """Fit at most `MAX_CANDIDATES` candidates, the most promising first.
 
     Args:
         training: trajectories to fit.
         held_out: trajectories to compare on.
         libraries: functions of velocities and energies, from simple to rich.
         noise: of the states.
-        seconds: no further candidate is started after this time.
     """
-    started = time.monotonic()
     deviation = noise.deviation(observed_states(training))
     stride = _stride(training, deviation)
     training, held_out = interleave(training, stride), interleave(held_out, stride)
@@ -129,17 +125,16 @@ def choose_field(
     long = windows_of(held_out, LONG_WINDOW, MAX_LONG_WINDOWS, deviation)
     uncertainty = math.sqrt(2 / max(1, long.freedom) + 2 / noise.freedom)
     choice = Choice(uncertainty=uncertainty)
-    for name, start in _candidates(*velocity_estimates(training, deviation), libraries):
-        if choice.candidates and time.monotonic() - started > seconds:
-            break
+    candidates = _candidates(*velocity_estimates(training, deviation), libraries)
+    for name, start in candidates[:MAX_CANDIDATES]:
         substeps = _substeps(start, short)
         fit = fit_field(start, short, substeps)
         if fit is None:
             continue
         substeps = max(substeps, _substeps(fit.field, long))
-        error = residual_ratio(fit.field, long, substeps)
+        error = max(residual_ratio(fit.field, long, substeps), fit.chi_squared)
         choice.candidates.append(Candidate(name, fit, error, substeps))
-        if error <= min(AT_THE_NOISE + UNCERTAINTIES * uncertainty, MAX_ADEQUATE):
+        if error <= min(1 + uncertainty, MAX_ADEQUATE):
             break
     return choice
 
