@@ -263,3 +263,21 @@ def test_inner_products_by_positions_equal_those_of_formed_rows() -> None:
     formed = left.matrix() @ right.matrix().T
     assert torch.allclose(products, torch.cat([formed, formed]), rtol=1e-11, atol=1e-11)
     assert sums_positions(left, right)
+
+
+def test_a_kernel_that_is_almost_zero_needs_no_columns() -> None:
+    """A network whose weights were all pruned: the trace alone is within the tolerance."""
+    torch.manual_seed(0)
+    x = torch.randn(1200, 3, dtype=torch.float64)
+    y = (x[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1e-2)
+    effective = {}
+    for structure in ("kernel", "full"):
+        razor = sr.Razor(model, "categorical", 1200, structure=structure, prior_precision=1e7)
+        effective[structure] = razor.step([(x, y)]).effective_parameters
+        assert all(math.isfinite(p) for p in razor.prior.precisions.values())
+    for name, value in effective["full"].items():
+        assert effective["kernel"][name] == pytest.approx(value, rel=1e-3)

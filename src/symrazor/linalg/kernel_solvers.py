@@ -289,7 +289,8 @@ class LowRankSolver(Solver):
         self._chosen = torch.zeros(0, dtype=torch.long, device=diagonals.device)
         empty = torch.zeros(diagonals.shape[1], 0, dtype=dtype, device=diagonals.device)
         self._columns = [empty for _ in products.names]
-        self._corners: list[Tensor] = []  # W_t, the chosen rows of the columns
+        # W_t, the chosen rows of the columns
+        self._corners = [empty[:0].double() for _ in products.names]
         self._reduced: list[Tensor] | None = None  # Q' C_t
         self._latest: _Solution | None = None
 
@@ -363,7 +364,7 @@ class LowRankSolver(Solver):
         """Return the approximation from these columns."""
         if not len(self._chosen):
             empty = self._diagonals.new_zeros(0, 0)
-            F = self._diagonals.new_zeros(self._diagonals.shape[1], 0)
+            F = self._diagonals.new_zeros(len(columns[0]), 0)
             return _Solution(weights, columns, empty, F, self.trace(weights))
         W = _combine(self._corners, weights)
         jitter = JITTER[self._dtype] * float(_combine(self._diagonals, weights).max())
