@@ -53,12 +53,15 @@ def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_registered_kind_is_recognised_compared_and_saved(tmp_path: Path) -> None:
     x = torch.randn(60, 2, SITES, generator=torch.Generator().manual_seed(0))
     y = x.square().mean((1, 2))
-    discovery = sr.discover(x, y, epochs=2)
+    discovery = sr.discover(x, y, epochs=2, starts=2)
     assert discovery.to_dict()["kind"] == "ring"
     assert {c.name for c in discovery.candidates} == {"relaxed", "ring"}
     assert "ring network" in discovery.verdict
-    headlines = (WORDING.invariant, WORDING.not_invariant)
+    undecided = f"Undecided: the data do not show {WORDING.undecided}."
+    headlines = (WORDING.invariant, WORDING.not_invariant, undecided)
     assert any(headline in discovery.verdict for headline in headlines)
+    (claim,) = discovery.results[0].answer.claims
+    assert (claim.name, claim.rival, claim.starts) == ("symmetry", "relaxed", 2)
     discovery.save(tmp_path / "run")
     np.savez(tmp_path / "new.npz", x=x[:5].numpy())
     predictions = predict(tmp_path / "run", tmp_path / "new.npz")

@@ -43,7 +43,7 @@ def test_verdict_and_document_contain_learned_invariances(
 ) -> None:
     widths = discovery.results[0].answer.invariances
     assert widths is not None and widths.verdict in discovery.verdict
-    assert widths.network == discovery.best.name
+    assert widths.network == discovery.chosen.name
     a, b = widths.averaged, widths.without
     assert widths.gain == float(a.evidence.log_evidence) - float(b.evidence.log_evidence)
     assert torch.equal(a.data.x, b.data.x) and len(a.history) == len(b.history) == 12

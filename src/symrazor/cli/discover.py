@@ -64,7 +64,8 @@ class Arguments:
         task: classification or regression; recognised by the labels if not given.
         seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
-        epochs: epochs of each network; replaces --minutes.
+        epochs: epochs of each start of each network; replaces --minutes.
+        starts: starts of each network; more follow where the decision is close.
         invariances: learn invariances of images also with --epochs.
         no_invariances: do not learn invariances of images.
         positions: trajectories are positions only; estimate momenta by finite differences.
@@ -83,6 +84,7 @@ class Arguments:
     seed: int = 0
     device: str = "auto"
     epochs: OptionalInt = None
+    starts: int = 3
     invariances: Flag = False
     no_invariances: Flag = False
     positions: Flag = False
@@ -102,6 +104,7 @@ class Arguments:
             device=self.device,
             groups=self.groups,
             epochs=self.epochs,
+            starts=self.starts,
             invariances=False if self.no_invariances else invariances,
             positions=self.positions,
             progress=False if self.quiet else None,
@@ -110,7 +113,7 @@ class Arguments:
 
     def owner(self, options: Options) -> Owner:
         """Return the mark of the run folder: the command, with all that its result depends on."""
-        names = ("minutes", "epochs", "seed", "device", "invariances", "positions")
+        names = ("minutes", "epochs", "starts", "seed", "device", "invariances", "positions")
         chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
         chosen |= {"groups": groups_as_json(options.groups), "kind": self.kind, "task": self.task}
         chosen["data"] = None if self.data is None else str(self.data.absolute())
@@ -187,7 +190,7 @@ def _one_line_warnings() -> Iterator[None]:
 def _table(answer: Answer) -> Table:
     """Return a table of the candidates, best evidence first."""
     keys = list(dict.fromkeys(key for c in answer.candidates for key in c.fit.reading.test))
-    has_left_out = any(c.left_out is not None for c in answer.candidates)
+    has_left_out = any(len(c.left_out) for c in answer.candidates)
     table = Table("network", "log evidence", "log likelihood", "complexity", "effective parameters")
     if has_left_out:
         table.add_column("left-out log likelihood")
@@ -210,7 +213,7 @@ def _table(answer: Answer) -> Table:
 
 
 def _left_out(candidate: Candidate) -> str:
-    return "" if candidate.left_out is None else f"{float(candidate.left_out.sum()):z,.0f}"
+    return f"{float(candidate.left_out.sum()):z,.0f}"
 
 
 def _score(key: str, value: Any) -> str:

@@ -1,78 +1,94 @@
-r"""Rank the candidates of one question by evidence, recommend one, and state the result in words.
+r"""State the answer to one question in words, and recommend a network.
 
-The evidence of all training data splits into the evidence of the samples $D_1$ used for the
-comparison, and the conditional evidence of the held-out samples $D_2$:
-
-$$\log p(D) = \log p(D_1) + \log p(D_2 \mid D_1).$$
-
-The first term includes the cost of learning $D_1$ from nothing. The network that learns most from a
-few samples is not always the one that predicts best after thousands. The second term is the
-conditional evidence (Lotfi et al. 2022, eq. 5). It measures how well a network predicts from then
-on, and needs no curvature. Here it is evaluated at the trained weights, sample by sample:
-$\sum_{i \in D_2} \log p(y_i \mid x_i, \theta)$. $D_2$ is training data; the recommended network
-is then trained on $D_1$ and $D_2$.
+The answer is a claim about the data (`symrazor.discovery.claims`), or "undecided". The network to
+use is the one that predicts left-out training samples best. If another one predicts them as well,
+up to two standard errors, the one with more symmetry is used, then the one with fewer parameters.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from symrazor.data import Tensors
+from symrazor.discovery.claims import MIN_PROBABILITY, Claim
 from symrazor.discovery.invariances import LearnedInvariances
-from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family, select
+from symrazor.discovery.members import Member
+from symrazor.discovery.question import NEUTRAL, Family
 from symrazor.symmetry.verdict import (
     LayerReading,
     capitalize,
-    join_names,
     layer_verdict,
     percent,
 )
-from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
 
-MAX_LEFT_OUT = 5000
-"""Largest number of left-out samples that are predicted."""
-UNCONVERGED_RISE = 0.25
-"""A gap is unconverged if the last evidence step alone closed more than this share of it."""
+SAME_PREDICTION = 2.0
+"""Standard errors up to which two networks count as equally good predictors."""
+MAX_PERCENT = 99
+"""Largest probability that is printed, in per cent; no calibration can tell larger ones apart."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One trained network.
+    """One structure, trained from several starts.
 
     Args:
-        name: name of its structure.
-        fit: the result of its training.
-        spread: standard deviation of its log evidence over random probes; 0 if not measured.
-        left_out: log likelihood of each held-out training sample of the comparison; None
-            if there is none (`log_scores`).
+        name: name of the structure.
+        fit: the start with the highest evidence.
+        members: the trainings of all starts.
     """
 
     name: str
     fit: Fit
-    spread: float = 0.0
-    left_out: Tensor | None = field(default=None, compare=False, repr=False)
+    members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def log_evidence(self) -> float:
-        """Natural logarithm of the evidence."""
-        return float(self.fit.evidence.log_evidence)
+        """Natural logarithm of the evidence, the mean over all starts."""
+        if not self.members:
+            return float(self.fit.evidence.log_evidence)
+        return fmean(member.log_evidence for member in self.members)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the log evidence over starts; 0 for a single start."""
+        values = [member.log_evidence for member in self.members]
+        return stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the logits, the geometric mean over all starts."""
+        logs = [math.log(member.temperature) for member in self.members]
+        return math.exp(fmean(logs)) if logs else 1.0
+
+    @property
+    def left_out(self) -> Tensor:
+        """Log likelihood of each left-out training sample, one start after the other."""
+        return torch.cat([torch.zeros(0), *(member.left_out for member in self.members)])
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers for JSON."""
-        left_out = None
-        if self.left_out is not None:
-            left_out = {"n": len(self.left_out), "log_likelihood": float(self.left_out.sum())}
+        left_out = {"n": len(self.left_out), "log_likelihood": float(self.left_out.sum())}
         return {
             "name": self.name,
+            "log_evidence": self.log_evidence,
             "reading": self.fit.reading.to_dict(),
             "history": self.fit.history,
             "spread": self.spread,
-            "unseen": left_out,
+            "left_out": left_out if len(self.left_out) else None,
+            "temperature": self.temperature,
+            "starts": [
+                {
+                    "log_evidence": member.log_evidence,
+                    "left_out": float(member.left_out.sum()),
+                    "seconds": member.seconds,
+                }
+                for member in self.members
+            ],
         }
 
 
@@ -85,10 +101,11 @@ class Answer:
         question: the question in words.
         family: the structures that were compared.
         candidates: the trained networks, best evidence first.
+        claims: what the data show about each symmetry of the family.
         notes: sentences on limits of the result.
         invariances: learned invariances of images; or a sentence on why they were not tested.
-        final: the recommended network, trained again for the remaining time; not comparable with
-            the candidates.
+        final: the recommended network, trained on all training data; None if the network of the
+            comparison is delivered.
         recommended_name: name of the recommended candidate; "" for the one with the highest
             evidence.
     """
@@ -97,6 +114,7 @@ class Answer:
     question: str
     family: Family
     candidates: list[Candidate]
+    claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     invariances: LearnedInvariances | str | None = None
     final: Candidate | None = None
@@ -120,7 +138,7 @@ class Answer:
 
     @property
     def subject(self) -> Candidate:
-        """The candidate that the verdict describes: the relaxed one, or else the best."""
+        """The candidate whose layers are described: the relaxed one, or else the best."""
         return self.named(self.family.relaxed) if self.family.relaxed else self.best
 
     @property
@@ -137,42 +155,35 @@ class Answer:
 
     @property
     def recommended_fit(self) -> Fit:
-        """The longest training of the recommended candidate."""
+        """The network that is delivered."""
         return self.recommended.fit if self.final is None else self.final.fit
 
     @property
     def symmetric(self) -> bool | None:
-        """Whether no relaxed layer breaks the symmetry.
-
-        A layer breaks it if its free paths hold a share of the effective parameters and its
-        measured equivariance error is not small. None if no layer is relaxed, or if a layer has a
-        large error without such a share, which means that it has not converged.
-        """
-        kinds = [layer.kind for layer in self.subject_fit.reading.layers if layer.relaxed]
-        if not kinds or ("undetermined" in kinds and "broken" not in kinds):
+        """Whether every claimed symmetry holds; None if that is undecided or not asked."""
+        holds = [claim.holds for claim in self.claims]
+        if not holds or None in holds:
             return None
-        return "broken" not in kinds
-
-    @property
-    def inseparable(self) -> list[Candidate]:
-        """Candidates that the evidence does not separate from the subject."""
-        subject = self.subject
-        return [c for c in self.candidates if c is not subject and not separated(subject, c)]
+        return all(holds)
 
     @property
     def headline(self) -> str:
         """The answer in one sentence."""
-        if self._other_structure_leads:
-            return f"{capitalize(self._label(self.best))} has the highest evidence."
-        return self._statement()
+        if not self.claims:
+            return f"Recommended network: {self.family.label(self.recommended.name)}."
+        if self.family.describe is not None:
+            return self.family.describe(self.claims)
+        wording, (claim, *_) = self.family.wording or NEUTRAL, self.claims
+        if claim.holds is None:
+            return f"Undecided: the data do not show {wording.undecided}."
+        return wording.invariant if claim.holds else wording.not_invariant
 
     @property
     def details(self) -> str:
         """How sure the answer is, the evidence for it, and the recommended network."""
-        parts = [self._certainty(), *self.notes]
-        if self._other_structure_leads:
-            parts.append(self._comparison())
-        parts += [self._layers(), self._evidence(), self._recommendation(), self._final_score()]
+        parts = [*map(self._certainty, self.claims), *self.notes]
+        parts += [*map(self._evidence, self.claims), self._layers(), self._recommendation()]
+        parts.append(self._final_score())
         learned = self.invariances
         parts.append(learned.verdict if isinstance(learned, LearnedInvariances) else learned or "")
         return " ".join(part for part in parts if part)
@@ -182,93 +193,94 @@ class Answer:
         """Headline and details as one paragraph."""
         return f"{self.headline} {self.details}"
 
-    @property
-    def _other_structure_leads(self) -> bool:
-        """Whether a fixed structure beats the relaxed one, other than by needing no free paths."""
-        has_same_symmetry = self.best.name == self.family.built_in and bool(self.symmetric)
-        is_better = self.best is not self.subject and separated(self.subject, self.best)
-        return is_better and not has_same_symmetry
+    def _certainty(self, claim: Claim) -> str:
+        """Return how sure a claim is; for an undecided one, what would decide it."""
+        is_single = len(self.claims) == 1
+        subject = "Probability" if is_single else f"{capitalize(claim.name)}: probability"
+        probability = probability_text(claim.probability)
+        starts = f"{claim.starts} start{'s' if claim.starts > 1 else ''}"
+        if claim.holds is not None:
+            return f"{subject} {probability}, from {starts} of each network."
+        if claim.probability >= MIN_PROBABILITY:
+            return (
+                f"The margins{'' if is_single else f' for {claim.name}'} contradict each other, or "
+                "nothing was learned. More time (`--minutes`) or more data can decide it."
+            )
+        answer = "it holds" if claim.leaning else "it does not hold"
+        if claim.probability < 0.6:
+            answer = "both answers are about equally probable"
+        else:
+            answer = f"{answer} with probability {probability}"
+        about = "" if is_single else f" about {claim.name}"
+        return (
+            f"What is known{about}: {answer}, from {starts} of each network. More time "
+            "(`--minutes`) or more data can decide it."
+        )
 
-    def _label(self, candidate: Candidate) -> str:
-        return self.family.label(candidate.name)
+    def _evidence(self, claim: Claim) -> str:
+        """Return the margins behind a claim."""
+        symmetric = next(s.structure for s in self.family.symmetries if s.name == claim.name)
+        pair = f"{self._label(claim.rival)} against {self._label(symmetric)}"
+        text = f"{capitalize(pair)}: log evidence {claim.evidence} nats"
+        if claim.left_out is not None:
+            text += f", log likelihood of left-out training data {claim.left_out} nats"
+        return f"{text}."
 
-    def _statement(self) -> str:
-        """Return the sentence about the symmetry of the subject."""
-        reading = self.subject_fit.reading
-        if not any(layer.relaxed for layer in reading.layers):
-            return f"Recommended network: {self._label(self.recommended)}."
-        if self.symmetric is None:
-            return f"Undecided: {self._label(self.subject)} has not converged."
-        if self.family.describe is not None:
-            return self.family.describe(self.subject.name, reading)
-        wording = self.family.wording or NEUTRAL
-        return wording.invariant if self.symmetric else wording.not_invariant
-
-    def _comparison(self) -> str:
-        """Return the sentence about the relaxed network if another structure has more evidence."""
-        subject = self._label(self.subject)
-        if self.symmetric is None:
-            return f"For comparison, {subject} has not converged."
-        statement = self._statement()
-        return f"For comparison, {subject} is {statement[0].lower()}{statement[1:]}"
-
-    def _certainty(self) -> str:
-        if len(self.candidates) < 2:
-            return "Not compared: there was no time to train another network."
-        subject = self._label(self.subject)
-        if self.inseparable:
-            labels = join_names([self._label(c) for c in self.inseparable])
-            return f"The evidence does not separate {subject} from {labels}."
-        if self.notes:  # the gaps are clear, but not the result
-            return ""
-        gaps = [abs(g) for g in self._gaps().values()]
-        odds = f"{MIN_LOG_ODDS:g} nats are odds of 20 to 1"
-        return f"The evidence is clear: at least {min(gaps):,d} nats ({odds})."
-
-    def _gaps(self) -> dict[str, int]:
-        """Return the nats of the subject relative to every other candidate, by label."""
-        others = [c for c in self.candidates if c is not self.subject]
-        return {self._label(c): round(self.subject.log_evidence - c.log_evidence) for c in others}
+    def _label(self, name: str) -> str:
+        return self.family.label(name)
 
     def _layers(self) -> str:
         """Return the symmetry of the layers, with measured errors."""
         reading = self.subject_fit.reading
         text = layer_verdict(numbered(reading.layers), None)
+        if text:
+            text = f"In {self._label(self.subject.name)}, {text[0].lower()}{text[1:]}"
         text = (self.family.wording or NEUTRAL).apply_terms(text)
         if "permutation" in reading.equivariance_error:
             change = percent(reading.equivariance_error["permutation"])
             text += f" Permuting the points changes the output by {change}."
         return text.strip()
 
-    def _evidence(self) -> str:
-        gaps = [f"{gap:+,d} nats against {label}" for label, gap in self._gaps().items()]
-        if not gaps:
-            return ""
-        return f"Log evidence of {self._label(self.subject)}: {', '.join(gaps)}."
-
     def _recommendation(self) -> str:
-        """Return which network to use, and why if it is not the one with the highest evidence."""
-        recommended, best = self.recommended, self.best
-        reason = ""
-        if recommended.name == self.family.built_in and self.symmetric:
-            reason = ", which has the same symmetry and fewer parameters"
-        elif recommended is not best and recommended.left_out is not None:
-            gain, _ = conditional_gain(recommended, best) or (0.0, 0.0)
-            if gain > 0:  # otherwise recommended for its symmetry, or the comparison was too short
-                samples = f"{len(recommended.left_out):,} held-out training samples"
-                reason = f", which predicts {samples} better than {self._label(best)}"
-                reason += f" (by {gain:,.0f} nats)"
-        text = f"Recommended network: {self._label(recommended)}{reason}."
-        return "" if text == self.headline else text
+        """Return which network to use, and what it gains over the other answer."""
+        name, reason = self.recommended.name, ""
+        if self.symmetric and name == self.family.built_in:
+            reason = ", which has this symmetry built in"
+        text = f"Recommended network: {self._label(name)}{reason}."
+        if text == self.headline:
+            text = ""
+        gain = self.expected_gain
+        if gain is not None:
+            other, mean, error = gain
+            text += (
+                f" Expected gain over {self._label(other)}: {mean:.2g} ± {error:.1g} nats per "
+                "sample."
+            )
+        return text.strip()
+
+    @property
+    def expected_gain(self) -> tuple[str, float, float] | None:
+        """Nats per sample gained by the recommended network, over the other answer's network.
+
+        A triple of the other network's name, the mean and its standard error over left-out training
+        samples; None if nothing was left out or gained.
+        """
+        symmetric = [s.structure for s in self.family.symmetries]
+        chosen = self.recommended
+        others = [c for c in self.candidates if (c.name in symmetric) != (chosen.name in symmetric)]
+        gains = [
+            (c.name, *gain) for c in others if (gain := mean_gain(chosen, c)) and gain[0] > gain[1]
+        ]
+        return min(gains, key=lambda gain: gain[1], default=None)
 
     def _final_score(self) -> str:
         test = {} if self.final is None else self.final.fit.reading.test
         if "accuracy" in test:
             share = f"{100 * test['accuracy']:.1f} %"
-            return f"After the final training it classifies {share} of the held-out data correctly."
+            return f"The delivered network classifies {share} of the held-out data correctly."
         if "mse" in test:
             error = f"{test['mse']:.3g} (targets have variance 1)"
-            return f"After the final training its mean squared error on held-out data is {error}."
+            return f"The delivered network's mean squared error on held-out data is {error}."
         return ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -278,6 +290,7 @@ class Answer:
             "question": self.question,
             "headline": self.headline,
             "verdict": self.verdict,
+            "claims": [claim.to_dict() for claim in self.claims],
             "margin": self.margin,
             "chosen": self.recommended.name,
             "candidates": [c.to_dict() for c in self.candidates],
@@ -288,13 +301,10 @@ class Answer:
         return document
 
 
-def separated(first: Candidate, second: Candidate) -> bool:
-    """Return whether the evidence separates two candidates.
-
-    Their gap must exceed `MIN_LOG_ODDS` and two standard deviations over random probes.
-    """
-    gap = abs(first.log_evidence - second.log_evidence)
-    return gap >= max(MIN_LOG_ODDS, 2 * math.hypot(first.spread, second.spread))
+def probability_text(probability: float) -> str:
+    """Format a probability in per cent, not above what the calibration can tell."""
+    value = math.floor(100 * probability)
+    return f"above {MAX_PERCENT} %" if value >= MAX_PERCENT else f"{value} %"
 
 
 def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
@@ -303,78 +313,34 @@ def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
     return [replace(layer, name=str(number)) for number, layer in enumerate(relaxed, 1)]
 
 
-def left_out_samples(train: Tensors, used: Tensor) -> Tensors | None:
-    """Return at most `MAX_LEFT_OUT` samples that are not used; None if all are used."""
-    unused = torch.ones(len(train[1]), dtype=torch.bool)
-    unused[used] = False
-    index = unused.nonzero().flatten()[:MAX_LEFT_OUT]
-    return select(train, index) if len(index) else None
-
-
-@torch.no_grad()
-def log_scores(fit: Fit, data: Tensors) -> Tensor:
-    """Return the log likelihood of each sample at the trained weights, in float64 on the CPU."""
-    f = outputs(fit.model, data[0])
-    return -fit.razor.likelihood.nll(f, data[1].to(f.device)).double().cpu()
-
-
-def conditional_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
-    """Return the nats by which the first candidate predicts better, and their standard error.
-
-    None if no samples were left out.
-    """
-    if first.left_out is None or second.left_out is None or len(first.left_out) < 2:
+def mean_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
+    """Return the nats per left-out sample by which the first predicts better, and the error."""
+    if len(first.left_out) != len(second.left_out) or len(first.left_out) < 2:
         return None
     gap = first.left_out - second.left_out
-    return float(gap.sum()), float(gap.std()) * math.sqrt(len(gap))
+    return float(gap.mean()), float(gap.std()) / math.sqrt(len(gap))
 
 
-def predicts_better(first: Candidate, second: Candidate) -> bool:
-    """Return whether the conditional gain exceeds `MIN_LOG_ODDS` and two standard errors."""
-    gain = conditional_gain(first, second)
-    return gain is not None and gain[0] >= max(MIN_LOG_ODDS, 2 * gain[1])
+def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[Claim] = ()) -> str:
+    """Return the name of the structure to use.
 
-
-def best_predictor(ranked: Sequence[Candidate]) -> Candidate:
-    """Return the first candidate, or the best of the others that clearly predict better."""
-    first = ranked[0]
-    better = [c for c in ranked[1:] if predicts_better(c, first)]
-    return max(better, key=lambda c: float(c.left_out.sum()), default=first)  # type: ignore[union-attr]
-
-
-def last_rise(candidate: Candidate) -> float:
-    """Return the nats gained at the last evidence step; 0 if the evidence fell."""
-    values = [r["log_evidence"] for r in candidate.fit.history if "log_evidence" in r]
-    return max(0.0, values[-1] - values[-2]) if len(values) > 1 else 0.0
-
-
-def unconverged_rival(answer: Answer) -> Candidate | None:
-    """Return a relaxed or symmetric network that may still overtake a best one that is neither."""
-    best, names = answer.best, (answer.family.relaxed, answer.family.built_in)
-    behind = [c for c in answer.candidates if c.name in names and best.name not in names]
-    rising = [
-        c for c in behind if last_rise(c) > UNCONVERGED_RISE * (best.log_evidence - c.log_evidence)
-    ]
-    return max(rising, key=lambda c: c.log_evidence, default=None)
-
-
-def recommend(answer: Answer, provisional: bool = False) -> str:
-    """Return the name of the structure to recommend.
-
-    It is the one with the highest evidence, unless another one clearly predicts left-out training
-    samples better (`best_predictor`). If it is the relaxed network and all its layers kept their
-    symmetry, or if it is not separated from the network with the symmetry built in, the latter is
-    recommended. After a provisional comparison only these two are considered.
+    It is the best predictor of left-out samples, or one with more symmetry that predicts them as
+    well: up to two standard errors, or any if the claim of the symmetry is stated. Without
+    left-out samples it is the structure with the highest evidence.
     """
-    relaxed, built_in = answer.family.relaxed, answer.family.built_in
-    eligible = [c for c in answer.candidates if not provisional or c.name in (relaxed, built_in)]
-    best = best_predictor(eligible or answer.candidates)
-    if best.name != relaxed or built_in not in [c.name for c in eligible]:
-        return best.name
-    layers = [layer for layer in best.fit.reading.layers if layer.relaxed]
-    all_equivariant = answer.symmetric and all(layer.kind == "equivariant" for layer in layers)
-    plain = answer.named(built_in)
-    inseparable = not separated(best, plain) and not predicts_better(best, plain)
-    if all_equivariant or (inseparable and (answer.symmetric or provisional)):
-        return built_in
+    ranked = sorted(candidates, key=lambda c: -c.log_evidence)
+    if mean_gain(ranked[0], ranked[-1]) is None:
+        return ranked[0].name
+    best = max(ranked, key=lambda c: float(c.left_out.sum()))
+    holds = {claim.name for claim in claims if claim.holds}
+    order = [s.structure for s in family.symmetries] + [s.name for s in family.structures]
+    for name in dict.fromkeys(order):
+        candidate = next((c for c in ranked if c.name == name), None)
+        if candidate is None or candidate.name == best.name:
+            continue
+        gain, error = mean_gain(best, candidate) or (0.0, 0.0)
+        is_stated = any(s.structure == name and s.name in holds for s in family.symmetries)
+        has_symmetry = any(s.structure == name for s in family.symmetries)
+        if has_symmetry and (is_stated or gain <= SAME_PREDICTION * error):
+            return name
     return best.name

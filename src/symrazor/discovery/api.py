@@ -1,11 +1,10 @@
 """Run `discover`: data in, a `Discovery` out.
 
-The candidates are trained within the available time, ranked by their evidence, and the recommended
-network is trained for the remaining time.
+The candidates are compared over several starts, and the recommended network is trained on all
+training data for the remaining time.
 """
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,35 +20,18 @@ from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
 from symrazor.data.datasets import Task, as_kind
-from symrazor.discovery.answer import (
-    Answer,
-    Candidate,
-    last_rise,
-    left_out_samples,
-    log_scores,
-    recommend,
-    unconverged_rival,
-)
-from symrazor.discovery.budget import (
-    MIN_STEPS,
-    Plan,
-    RefitPlan,
-    initial_precisions,
-    plan_question,
-    plan_refit,
-    stored_plan,
-    timed_config,
-)
+from symrazor.discovery.answer import Answer, Candidate, recommend
+from symrazor.discovery.budget import MIN_STEPS
+from symrazor.discovery.comparison import Compared, compare
 from symrazor.discovery.families import candidates_for
+from symrazor.discovery.final import train_final
 from symrazor.discovery.invariances import TIME_SHARE, learn_invariances, wants_invariances
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,
     Question,
-    Structure,
     Tell,
     select,
-    slug,
     subsample,
 )
 from symrazor.discovery.result import Discovery, QuestionResult
@@ -57,16 +39,10 @@ from symrazor.discovery.trajectories import learn_dynamics
 from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.training.evidence_training import outputs
-from symrazor.training.fit import Fit, fit
-from symrazor.training.options import FitConfig
+from symrazor.training.fit import Fit
 
 MAX_HELD_OUT = 5000
 """Largest number of samples that are held out for the report."""
-EXTRA_PROBES = 3
-"""Further evidence estimates of candidates whose evidence is close to that of another."""
-CLOSE_NATS = 30.0
-LATEST_END = 0.6
-"""Candidates that would end after this share of the available time are not trained."""
 RANDOM_ORDERS = 8
 MAX_TRANSFORMED_SAMPLES = 128
 """Training samples on which invariance under groups is measured."""
@@ -87,9 +63,10 @@ def discover(
 ) -> Discovery:
     """Find the structure that the data support, and train a network that has it.
 
-    All candidates are trained on the same data for the same number of epochs and ranked by their
-    evidence, which needs no held-out data. A fifth of the data is held out nevertheless, so that
-    the report can show how well each network predicts.
+    All candidates are trained from the same starts for the same number of epochs. Their evidence,
+    and how well they predict training samples that a start leaves out, decide about the symmetry; a
+    decision that is not sure is called undecided. A fifth of the data is held out from all this, so
+    that the report can show how well each network predicts.
 
     Args:
         x: inputs as an array or tensor, a `Dataset`, or the path of a file or folder
@@ -200,153 +177,68 @@ def _label_array(values: Any) -> Array:
 
 
 def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
-    """Train and rank the candidates, then train the recommended one for the remaining time.
-
-    The first candidate is always trained, the others while time is left. With a given number of
-    epochs there is no final training.
-    """
+    """Compare the structures, then train the recommended one on all training data."""
     started = time.perf_counter()
-    config, plan = plan_question(question, options, tell)
-    used = subsample(len(question.train[1]), plan.samples, options.seed)
-    train = select(question.train, used)
-    candidates, seconds = _train_candidates(question, train, config, plan, options, tell)
-    if plan.costs and (left_out := left_out_samples(question.train, used)) is not None:
-        candidates = [replace(c, left_out=log_scores(c.fit, left_out)) for c in candidates]
-    steps = config.epochs * math.ceil(len(train[1]) / config.batch_size)
-    ranked = sorted(_with_spread(candidates), key=lambda c: -c.log_evidence)
-    notes = _notes(steps, plan, options)
-    answer = Answer(question.name, question.text, question.family, ranked, notes)
-    if not plan.costs:
-        return answer
-    rival = unconverged_rival(answer)
-    if rival is not None:
-        label = question.family.label(rival.name)
-        rise = (
-            f"the evidence of {label} still rose by {last_rise(rival):,.0f} nats at the last step"
-        )
-        notes = (*notes, f"Not converged: {rise}. Allow more time.")
-    name = recommend(answer, provisional=steps < MIN_STEPS or rival is not None)
-    answer = replace(answer, notes=notes, recommended_name=name)
-    left = 60 * options.minutes - (time.perf_counter() - started)
-    folder = options.unfinished_folder(question.name)
-    make = partial(_refit_plan, question, answer, plan, seconds[name], left)
-    refit = stored_plan(folder and folder / "refit.json", make)
-    if refit is None or refit.epochs * refit.samples < plan.epochs * plan.samples:
-        return answer  # too little time is left to do better
-    tell(
-        f"  final training: {question.family.label(refit.name)}, {refit.epochs} epochs on "
-        f"{refit.samples:,} samples"
+    compared = compare(question, options, tell)
+    candidates = sorted(candidates_of(question, compared), key=lambda c: -c.log_evidence)
+    claims = compared.claims
+    name = recommend(candidates, question.family, claims)
+    notes = _notes(compared, options)
+    answer = Answer(
+        question.name, question.text, question.family, candidates, claims, notes, None, None, name
     )
-    final = _refit(question, refit, config, options)
-    return replace(answer, recommended_name=refit.name, final=final)
+    seconds = 60 * options.minutes - (time.perf_counter() - started)
+    final = train_final(question, compared, answer.recommended, options, seconds, tell)
+    if final is not None:
+        score(question, final, MAX_HELD_OUT, options.seed)
+    return replace(answer, final=final)
 
 
-def _notes(steps: int, plan: Plan, options: Options) -> tuple[str, ...]:
+def candidates_of(question: Question, compared: Compared) -> Iterator[Candidate]:
+    """Yield the trained structures, scored on held-out data, with their measured invariances."""
+    comparison = compared.comparison
+    for structure in question.family.structures:
+        members = tuple(m for m in compared.members if m.structure == structure.name)
+        if not members:
+            continue
+        best = max(members, key=lambda member: member.log_evidence)
+        inside, _ = comparison.split(best.start)
+        data = select(comparison.question.train, inside)
+        trained = best.as_fit(structure, question.likelihood(), data)
+        candidate = Candidate(structure.name, trained, members)
+        score(question, candidate, MAX_SCORED_SAMPLES, comparison.seed)
+        yield candidate
+
+
+def score(question: Question, candidate: Candidate, max_samples: int, seed: int) -> None:
+    """Add scores on held-out data and measured invariances to the reading of a network."""
+    trained = candidate.fit
+    if question.test is not None:
+        index = subsample(len(question.test[1]), max_samples, seed)
+        x, y = (part.to(trained.data.x.device) for part in select(question.test, index))
+        f = outputs(trained.model, x) / candidate.temperature
+        test = trained.razor.likelihood.scores(f, y)
+        trained.reading = replace(trained.reading, test=test)
+    _measure_invariances(question, trained, trained.data.x, seed)
+
+
+def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
     """Return a note if the comparison had too few training steps, with the option to change."""
-    if steps >= MIN_STEPS:
+    plan = compared.plan
+    if plan.steps >= MIN_STEPS:
         return ()
-    factor = MIN_STEPS / steps
+    factor = MIN_STEPS / plan.steps
     if plan.costs:
         fitted = f"fitted into {options.minutes:g} minutes"
         minutes = factor * options.minutes
         rounded_up = math.ceil(minutes) if minutes > 1 else math.ceil(10 * minutes) / 10
         remedy = f"--minutes {rounded_up:g}"
     else:
-        fitted, remedy = "were made", f"--epochs {math.ceil(factor * plan.epochs)}"
+        fitted, remedy = "were made", f"--epochs {math.ceil(factor * sum(plan.epochs))}"
     return (
-        f"Provisional: only {steps} training steps {fitted}, {MIN_STEPS} are needed (run with "
+        f"Provisional: only {plan.steps} training steps {fitted}, {MIN_STEPS} are needed (run with "
         f"`{remedy}`).",
     )
-
-
-def _train_candidates(
-    question: Question,
-    train: Tensors,
-    config: FitConfig,
-    plan: Plan,
-    options: Options,
-    tell: Tell,
-) -> tuple[list[Candidate], dict[str, float]]:
-    """Return the trained candidates, and the seconds that each of them took."""
-    structures, expected = question.family.structures, plan.seconds
-    deadline = time.perf_counter() + LATEST_END * 60 * options.minutes
-    candidates: list[Candidate] = []
-    spent: dict[str, float] = {}
-    slowdown = 1.0  # of this run, relative to the plan
-    for number, structure in enumerate(structures, 1):
-        position = f"{number} of {len(structures)}"
-        started = time.perf_counter()
-        end = started + slowdown * expected.get(structure.name, 0.0)
-        if candidates and expected and end > deadline:
-            tell(f"  {position}: {structure.name} skipped, no time left")
-            continue
-        candidate = _train(question, structure, train, config, options)
-        candidates.append(candidate)
-        seconds = candidate.fit.history[-1]["seconds"]
-        spent[structure.name] = max(seconds, time.perf_counter() - started)
-        if expected:
-            slowdown = max(1.0, sum(spent.values()) / sum(expected[name] for name in spent))
-        epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
-        tell(f"  {position}: {candidate.name} done, {epochs} in {seconds:.0f} s")
-    return candidates, spent
-
-
-def _refit_plan(
-    question: Question, answer: Answer, plan: Plan, seconds: float, left: float
-) -> RefitPlan | None:
-    """Return the plan of the final training; None if no epoch fits.
-
-    `seconds` is the time that the recommended candidate took, `left` the time that is left.
-    """
-    name, trained = answer.recommended_name, answer.recommended.fit
-    loop = trained.history[-1]["seconds"]
-    cost = plan.costs[name].corrected(plan.samples, plan.epochs, loop, seconds - loop)
-    refit = plan_refit(name, cost, len(question.train[1]), left)
-    if refit is None:
-        return None
-    return replace(refit, precisions=initial_precisions(trained.razor, refit.samples))
-
-
-def _refit(question: Question, plan: RefitPlan, config: FitConfig, options: Options) -> Candidate:
-    """Train the recommended network from new initial weights, as planned."""
-    used = subsample(len(question.train[1]), plan.samples, options.seed)
-    config = timed_config(config, plan.epochs, plan.samples, plan.evidence_steps)
-    if plan.precisions:
-        config = config.change(prior_precision=plan.precisions)
-    structure = question.family.structure(plan.name)
-    return _train(question, structure, select(question.train, used), config, options, "refit")
-
-
-def _train(
-    question: Question,
-    structure: Structure,
-    train: Tensors,
-    config: FitConfig,
-    options: Options,
-    folder_name: str | None = None,
-) -> Candidate:
-    """Train one network, score it on held-out data and measure its invariances."""
-    is_refit, is_timed = folder_name is not None, question.config is None
-    folder = options.unfinished_folder(question.name)
-    folder = folder and folder / slug(folder_name or structure.name)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(options.seed)
-        model = structure.make()
-        trained = fit(
-            model,
-            train,
-            question.likelihood(),
-            test=None if is_timed else question.test,  # timed runs are scored once, at the end
-            config=replace(config, resume=folder, device=options.resolved_device()),
-        )
-    if question.test is not None and is_timed:
-        n = len(question.test[1])
-        index = subsample(n, n if is_refit else MAX_SCORED_SAMPLES, options.seed)
-        x, y = (part.to(trained.data.x.device) for part in select(question.test, index))
-        test = trained.razor.likelihood.scores(outputs(model, x), y)
-        trained.reading = replace(trained.reading, test=test)
-    _measure_invariances(question, trained, train[0], options.seed)
-    return Candidate(structure.name, trained)
 
 
 def _measure_invariances(question: Question, trained: Fit, x: torch.Tensor, seed: int) -> None:
@@ -368,18 +260,3 @@ def random_permutations(points: int, seed: int) -> list[Action]:
     generator = torch.Generator().manual_seed(seed)
     orders = [torch.randperm(points, generator=generator) for _ in range(RANDOM_ORDERS)]
     return [Action(lambda x, o=o: x[:, :, o.to(x.device)], (lambda y: y,)) for o in orders]  # type: ignore[misc]
-
-
-def _with_spread(candidates: list[Candidate]) -> Iterator[Candidate]:
-    """Add the spread of the evidence over random probes where another candidate is close."""
-    for candidate in candidates:
-        is_close = any(
-            other is not candidate and abs(other.log_evidence - candidate.log_evidence) < CLOSE_NATS
-            for other in candidates
-        )
-        razor, data = candidate.fit.razor, candidate.fit.data
-        if not is_close or razor.config.estimator != "mc":  # an exact curvature has no spread
-            yield candidate
-            continue
-        values = [float(razor.evidence(data).log_evidence) for _ in range(EXTRA_PROBES)]
-        yield replace(candidate, spread=statistics.stdev([candidate.log_evidence, *values]))

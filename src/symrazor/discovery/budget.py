@@ -1,9 +1,8 @@
-"""Plan how much training fits into the available time.
+"""Plan how `discover` spends the available time: epochs, samples and curvature.
 
-A short timed trial of every candidate gives its `Cost`. From the costs follow the plan of the
-comparison (the same epochs and samples for all candidates) and of the refit (the recommended
-network, trained again for the remaining time). With a run folder, the plan is stored beside the
-checkpoints, so that an interrupted run resumes with the same plan.
+Every structure is timed in a short trial. The comparison trains several starts of each structure in
+two phases, in worker processes (`symrazor.discovery.comparison`). The rest of the time is for
+further starts, where the decision is close, and for the final training.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from symrazor.accelerate.workers import cpu_workers
 from symrazor.core.files import write_atomically
 from symrazor.core.parameters import weights
 from symrazor.curvature.auto import exact_method
@@ -32,49 +32,54 @@ from symrazor.discovery.question import (
     Tell,
     groups_as_json,
 )
-from symrazor.inference.razor import Razor
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit
 from symrazor.training.options import FitConfig
 
 PLAN = "plan.json"
-TRIAL_SAMPLES = 512
+TRIAL_SAMPLES = 256
 PLANNED_SHARE = 0.8
 """Share of the available time that is planned; the rest covers what a short trial does not show."""
-MIN_EPOCHS, MAX_STEPS, MAX_EPOCHS = 30, 2000, 400
-"""Limits of a comparison: at least `MIN_EPOCHS` epochs, on fewer samples if necessary.
+MIN_EPOCHS, MAX_STEPS, MAX_EPOCHS = 12, 1000, 200
+"""Limits of a phase: at least `MIN_EPOCHS` epochs, on fewer samples if necessary.
 
 The Laplace approximation is valid at a mode. Weights that are still on their way favour the network
 that fits soonest. So epochs take precedence over samples.
 """
 MIN_SAMPLES = 500
-LEFT_OUT_SHARE, LEFT_OUT_MIN_SAMPLES = 0.2, 1000
-"""Held-out share of the training data, and the smallest data set that is split this way."""
-EVIDENCE_STEPS = 10
+LEFT_OUT_SHARE = 0.2
+"""Share of the training samples that each start leaves out and predicts."""
+MAX_LEFT_OUT = 5000
+MIN_SPLIT_SAMPLES = 25
+"""With fewer training samples none is left out."""
+EVIDENCE_STEPS = 6
+"""Evidence steps of a phase."""
 EVIDENCE_SUBSET = 1000
 """Samples of an evidence step in a run with limited time."""
-EXACT_PRODUCTS_PER_MINUTE = 2.5e11
-"""Multiplications of one estimate, per minute of the run, up to which steps are exact."""
+EXACT_STEP_PRODUCTS, EXACT_RESULT_PRODUCTS = 4e9, 4e10
+"""Multiplications of one estimate per minute of the run, up to which every evidence step is exact,
+and up to which the evidence that is compared is exact."""
 MIN_EXACT_MINUTES = 0.5
 """Shorter runs use the fastest structure of the curvature."""
+MAX_GPU_WORKERS = 4
+"""Trainings that share a GPU; small networks leave most of it idle."""
 MAX_SLOWDOWN = 3.0
 """Largest correction of a cost by a later run; short runs predict the speed of long ones poorly."""
 
-COMPARISON_SHARE, LONG_COMPARISON_SHARE = 1 / 3, 0.55
-"""Share of the time for the comparison; the second if the first allows too few training steps."""
-MIN_STEPS = 400
-"""Training steps below which a comparison is provisional."""
+COMPARISON_SHARE, MAX_COMPARISON_SHARE = 0.4, 0.65
+"""Share of the time for the first starts, and for all starts if the decision is close."""
+MIN_STEPS = 300
+"""Training steps of both phases below which a comparison is provisional."""
 
-REFIT_PLANNED_SHARE = 0.95
+FINAL_PLANNED_SHARE = 0.9
 """Share of the remaining time that is planned; the cost is known from the comparison."""
-MIN_REFIT_EPOCHS = 3
-"""Epochs below which a refit uses fewer samples."""
-MAX_REFIT_STEPS, MAX_REFIT_EPOCHS = 10_000, 1000
-REFIT_EVIDENCE_STEPS, MIN_REFIT_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE = 20, 6, 0.2
-"""Evidence steps of a refit: the most that take this share of the time, within these limits."""
-SAMPLES_PER_PRECISION = 15
-"""A refit starts with precisions of at most n / 15; larger ones keep weights from learning."""
+MIN_FINAL_EPOCHS = 3
+"""Epochs below which the final training uses fewer samples."""
+MAX_FINAL_STEPS, MAX_FINAL_EPOCHS = 10_000, 200
+FINAL_EVIDENCE_STEPS, MIN_FINAL_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE = 12, 4, 0.1
+"""Evidence steps of the final training: the most that take this share of the time, within these
+limits."""
 
 
 @dataclass(frozen=True)
@@ -100,54 +105,44 @@ class Cost:
         """Return the time of a whole run."""
         return self.loop_seconds(n, epochs, evidence_steps) + n * self.evidence + self.once
 
-    def corrected(self, n: int, epochs: int, loop: float, after: float) -> "Cost":
-        """Return the cost after a run on n samples was timed; corrected by at most `MAX_SLOWDOWN`.
-
-        Its epochs took `loop` seconds, the rest of the run `after` seconds.
-        """
-        factor = min(MAX_SLOWDOWN, loop / self.loop_seconds(n, epochs))
-        return Cost(factor * self.training, factor * self.evidence, after)
-
 
 @dataclass(frozen=True)
 class Plan:
     """Plan of a comparison.
 
     Args:
-        epochs: epochs of each candidate.
-        samples: training samples.
-        seconds: candidate -> planned time.
-        costs: candidate -> cost; empty if the number of epochs was given.
+        epochs: epochs of both phases.
+        samples: training samples of each start.
+        seconds: planned time of the first starts.
+        costs: structure -> cost; empty if the number of epochs was given.
     """
 
-    epochs: int
+    epochs: tuple[int, int]
     samples: int
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
     costs: dict[str, Cost] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
-        """Training steps of each candidate."""
-        return training_steps(self.epochs, self.samples)
+        """Training steps of each start."""
+        return training_steps(sum(self.epochs), self.samples)
 
 
 @dataclass(frozen=True)
-class RefitPlan:
-    """Plan of another training of one network.
+class FinalPlan:
+    """Plan of the final training of one network, or of a training for learned invariances.
 
     Args:
         name: name of the structure.
         epochs: epochs.
         samples: training samples.
         evidence_steps: number of evidence steps.
-        precisions: prior group -> initial precision; empty for the default of a new network.
     """
 
     name: str
     epochs: int
     samples: int
-    evidence_steps: int = REFIT_EVIDENCE_STEPS
-    precisions: dict[str, float] = field(default_factory=dict)
+    evidence_steps: int = FINAL_EVIDENCE_STEPS
 
     @property
     def steps(self) -> int:
@@ -170,11 +165,6 @@ def evidence_interval(epochs: int, max_steps: int) -> int:
     return max(1, math.ceil(epochs / max_steps))
 
 
-def default_evidence_interval(epochs: int) -> int:
-    """Return the interval that gives at least `EVIDENCE_STEPS` evidence steps, if possible."""
-    return max(1, epochs // EVIDENCE_STEPS)
-
-
 def timed_config(
     config: FitConfig, epochs: int, n: int, evidence_steps: int = EVIDENCE_STEPS
 ) -> FitConfig:
@@ -194,12 +184,13 @@ def measure_costs(
     """Return the cost of each candidate, by name.
 
     Four epochs on a few samples are timed, with an evidence step after every second one. The
-    cheaper epoch of each sort counts, which leaves out one-time work (imports, threads).
+    cheaper epoch of each sort counts. A first training, which is not timed, does one-time work.
     """
     x, y = data[0][:TRIAL_SAMPLES], data[1][:TRIAL_SAMPLES]
     trial = config.change(epochs=4, every=2, burn_in=0, progress=False)
     costs: dict[str, Cost] = {}
     with torch.random.fork_rng([]):
+        fit(structures[0].make(), (x, y), likelihood(), config=trial)  # one-time work
         for structure in structures:
             started = time.perf_counter()
             history = fit(structure.make(), (x, y), likelihood(), config=trial).history
@@ -221,61 +212,69 @@ def most_samples(n: int, fits: Callable[[int], bool], min_samples: int, step: fl
     return samples
 
 
-def plan_comparison(costs: dict[str, Cost], n: int, seconds: float) -> Plan:
-    """Return the plan with the most epochs that fit, the same for all candidates.
+def training_samples(n: int) -> int:
+    """Return how many of n training samples each start is trained on; the others are left out."""
+    return n if n < MIN_SPLIT_SAMPLES else n - max(1, int(LEFT_OUT_SHARE * n))
 
-    Samples are reduced before epochs fall below `MIN_EPOCHS`.
+
+def plan_comparison(
+    costs: dict[str, Cost], containing: set[str], n: int, seconds: float, starts: int, workers: int
+) -> Plan:
+    """Return the plan with the most epochs that fit, the same for all structures.
+
+    Samples are reduced before a phase falls below `MIN_EPOCHS`.
+
+    Args:
+        costs: structure -> cost.
+        containing: structures that start from the first phase of another one.
+        n: number of training samples.
+        seconds: available time.
+        starts: starts of each structure.
+        workers: trainings that run at the same time.
     """
 
     def total(samples: int, epochs: int) -> float:
-        return sum(cost.total_seconds(samples, epochs) for cost in costs.values())
+        phases = [
+            (1 if name in containing else 2) * cost.total_seconds(samples, epochs)
+            for name, cost in costs.items()
+        ]
+        return max(starts * sum(phases) / workers, *phases)
 
     limit = PLANNED_SHARE * seconds
-    samples = n if n < LEFT_OUT_MIN_SAMPLES else int((1 - LEFT_OUT_SHARE) * n)
+    samples = training_samples(n)
     samples = most_samples(samples, lambda n: total(n, MIN_EPOCHS) <= limit, MIN_SAMPLES)
-    max_epochs = min(MAX_EPOCHS, max(50, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
+    max_epochs = min(MAX_EPOCHS, max(25, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
     epochs = max((e for e in range(1, max_epochs + 1) if total(samples, e) <= limit), default=1)
-    each = {name: cost.total_seconds(samples, epochs) for name, cost in costs.items()}
-    return Plan(epochs, samples, each, costs)
+    return Plan((epochs, epochs), samples, total(samples, epochs), costs)
 
 
-def plan_refit(name: str, cost: Cost, n: int, seconds: float) -> RefitPlan | None:
+def plan_final(name: str, cost: Cost, n: int, seconds: float) -> FinalPlan | None:
     """Return the plan with the most epochs that fit; None if no epoch fits.
 
-    Samples are reduced before epochs fall below `MIN_REFIT_EPOCHS`.
+    Samples are reduced before epochs fall below `MIN_FINAL_EPOCHS`.
     """
-    limit = REFIT_PLANNED_SHARE * seconds
+    limit = FINAL_PLANNED_SHARE * seconds
     seconds_per_evidence = max(min(n, EVIDENCE_SUBSET) * cost.evidence, 1e-9)
-    affordable = int(min(REFIT_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE * limit / seconds_per_evidence))
-    evidence_steps = max(MIN_REFIT_EVIDENCE_STEPS, affordable)
+    affordable = int(min(FINAL_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE * limit / seconds_per_evidence))
+    evidence_steps = max(MIN_FINAL_EVIDENCE_STEPS, affordable)
 
     def fits(samples: int, epochs: int) -> bool:
         return cost.total_seconds(samples, epochs, evidence_steps) <= limit
 
-    samples = most_samples(n, lambda n: fits(n, MIN_REFIT_EPOCHS), MIN_SAMPLES)
-    wanted = max(100, math.ceil(MAX_REFIT_STEPS * batch_size(samples) / samples))
-    max_epochs = min(MAX_REFIT_EPOCHS, wanted)
+    samples = most_samples(n, lambda n: fits(n, MIN_FINAL_EPOCHS), MIN_SAMPLES)
+    wanted = max(50, math.ceil(MAX_FINAL_STEPS * batch_size(samples) / samples))
+    max_epochs = min(MAX_FINAL_EPOCHS, wanted)
     epochs = max((e for e in range(1, max_epochs + 1) if fits(samples, e)), default=0)
-    return RefitPlan(name, epochs, samples, evidence_steps) if epochs else None
+    return FinalPlan(name, epochs, samples, evidence_steps) if epochs else None
 
 
-def initial_precisions(razor: Razor, n: int) -> dict[str, float]:
-    """Return prior precisions for a refit on n samples: the learned ones, limited from above.
-
-    A precision describes the size of the weights, whatever the number of samples. One above
-    n / `SAMPLES_PER_PRECISION` would keep the weights from learning.
-    """
-    learned = razor.prior.precisions
-    return {name: min(float(value), n / SAMPLES_PER_PRECISION) for name, value in learned.items()}
-
-
-def can_be_exact(question: Question, n_samples: int, minutes: float) -> bool:
-    """Return whether the exact curvature of every candidate is cheap enough for every step.
+def exact_products(question: Question, n_samples: int) -> float:
+    """Return the multiplications of the most expensive exact estimate; infinity if one is too big.
 
     Evidences are compared only in the same structure: bounds are not equally tight.
     """
-    x, budget = question.train[0][:1], EXACT_PRODUCTS_PER_MINUTE * minutes
-    likelihood, method = question.likelihood(), Method()
+    x = question.train[0][:1]
+    likelihood, method, products = question.likelihood(), Method(), 0.0
     for structure in question.family.structures:
         with torch.random.fork_rng([]), torch.no_grad():
             model = structure.make()
@@ -283,21 +282,39 @@ def can_be_exact(question: Question, n_samples: int, minutes: float) -> bool:
         n_columns = len(likelihood.hessian_root(f))
         n_weights = sum(value.numel() for value in weights(model).values())
         n_rows = n_samples * n_columns
-        is_cheap = n_rows * n_weights * min(n_rows, n_weights) <= budget
-        if not is_cheap or exact_method(method, n_weights, n_rows) is None:
-            return False
-    return True
+        if exact_method(method, n_weights, n_rows) is None:
+            return math.inf
+        products = max(products, float(n_rows * n_weights * min(n_rows, n_weights)))
+    return products
+
+
+def comparison_config(question: Question, options: Options) -> FitConfig:
+    """Return the training options of a comparison, without epochs and batch size.
+
+    The exact curvature is used for the evidence that is compared, or even for every evidence step,
+    if it is cheap for all structures.
+    """
+    config = question.config or FitConfig(lr=1e-2).change(estimator="mc")
+    products = exact_products(question, training_samples(len(question.train[1])))
+    minutes = options.minutes if options.minutes >= MIN_EXACT_MINUTES else 0.0
+    if question.config is None and products <= EXACT_STEP_PRODUCTS * minutes:
+        config = config.change(structure="auto", estimator="exact")
+    elif question.config is None and products <= EXACT_RESULT_PRODUCTS * minutes:
+        config = config.change(evidence_structure="auto")
+    device = options.resolved_device()
+    return replace(config, seed=options.seed, device=device, progress=False)
+
+
+def n_workers(options: Options) -> int:
+    """Return the number of trainings that run at the same time."""
+    is_cpu = torch.device(options.resolved_device()).type == "cpu"
+    return cpu_workers() if is_cpu else min(MAX_GPU_WORKERS, cpu_workers())
 
 
 def plan_question(question: Question, options: Options, tell: Tell) -> tuple[FitConfig, Plan]:
     """Return training options and plan of a comparison; resume the stored plan if there is one."""
     n = len(question.train[1])
-    default = FitConfig(lr=1e-2, batch_size=batch_size(n))
-    if options.minutes >= MIN_EXACT_MINUTES and can_be_exact(question, n, options.minutes):
-        default = default.change(structure="auto")
-    else:
-        default = default.change(estimator="mc")
-    config = replace(question.config or default, seed=options.seed, progress=options.progress)
+    config = comparison_config(question, options)
     folder = options.unfinished_folder(question.name)
     key = None if folder is None else _plan_key(question, options)
     stored = None if folder is None else _read_plan(folder / PLAN, key)
@@ -305,17 +322,15 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
         shutil.rmtree(folder, ignore_errors=True)  # checkpoints of another run
     if options.epochs is not None or question.config is not None:
         epochs = options.epochs or config.epochs
-        plan = Plan(epochs, n)
-        every = config.every if question.config else default_evidence_interval(epochs)
-        config = replace(config, epochs=epochs, every=every)
+        plan = Plan((max(1, epochs // 2), max(1, epochs - epochs // 2)), training_samples(n))
     else:
         plan = stored or _plan_by_time(question, options, config, tell)
-        config = timed_config(config, plan.epochs, plan.samples)
+        config = replace(config, subset=min(plan.samples, EVIDENCE_SUBSET))
     if stored is not None:
         tell("  resuming an unfinished run of the same command")
     elif folder is not None:
         write_atomically(folder / PLAN, json.dumps({"key": key, **asdict(plan)}).encode())
-    if plan.samples < n:
+    if plan.samples < training_samples(n):
         limit = f"to stay within {options.minutes:g} minutes"
         tell(f"  comparing on {plan.samples:,} of {n:,} training samples, {limit}")
     return config, plan
@@ -324,14 +339,14 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
 P = TypeVar("P")
 
 
-def stored_plan(file: Path | None, make: Callable[[], P]) -> RefitPlan | P:
+def stored_plan(file: Path | None, make: Callable[[], P]) -> FinalPlan | P:
     """Return the plan of an interrupted run from a file, or else make and store a new one."""
     if file is None:
         return make()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return RefitPlan(**json.loads(file.read_text()))
+        return FinalPlan(**json.loads(file.read_text()))
     plan = make()
-    if isinstance(plan, RefitPlan):
+    if isinstance(plan, FinalPlan):
         write_atomically(file, json.dumps(asdict(plan)).encode())
     return plan
 
@@ -339,13 +354,20 @@ def stored_plan(file: Path | None, make: Callable[[], P]) -> RefitPlan | P:
 def _plan_by_time(question: Question, options: Options, config: FitConfig, tell: Tell) -> Plan:
     tell("  timing a short trial of each network")
     started = time.perf_counter()
-    trial = replace(config, device=options.resolved_device())
-    costs = measure_costs(question.family.structures, question.train, question.likelihood, trial)
+    family, workers, n = question.family, n_workers(options), len(question.train[1])
+    config = replace(config, batch_size=batch_size(training_samples(n)))
+    threads = torch.get_num_threads()
+    try:
+        if workers > 1:  # as in a worker
+            torch.set_num_threads(1)
+        costs = measure_costs(family.structures, question.train, question.likelihood, config)
+    finally:
+        torch.set_num_threads(threads)
     left = 60 * options.minutes - (time.perf_counter() - started)
-    n = len(question.train[1])
-    plan = plan_comparison(costs, n, COMPARISON_SHARE * left)
+    arguments = (costs, set(family.contains), n)
+    plan = plan_comparison(*arguments, COMPARISON_SHARE * left, options.starts, workers)
     if plan.steps < MIN_STEPS:
-        plan = plan_comparison(costs, n, LONG_COMPARISON_SHARE * left)
+        plan = plan_comparison(*arguments, MAX_COMPARISON_SHARE * left, options.starts, workers)
     return plan
 
 
@@ -356,6 +378,7 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
         "candidates": [s.name for s in question.family.structures],
         "minutes": options.minutes,
         "epochs": options.epochs,
+        "starts": options.starts,
         "seed": options.seed,
         "groups": groups_as_json(options.groups),
         "torch": str(torch.__version__),
@@ -367,6 +390,6 @@ def _read_plan(file: Path, key: dict[str, Any] | None) -> Plan | None:
         stored = json.loads(file.read_text())
         if stored["key"] == key:
             costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
-            epochs, samples = int(stored["epochs"]), int(stored["samples"])
-            return Plan(epochs, samples, dict(stored["seconds"]), costs)
+            first, second = map(int, stored["epochs"])
+            return Plan((first, second), int(stored["samples"]), float(stored["seconds"]), costs)
     return None

@@ -26,7 +26,16 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural, register_shape
-from symrazor.discovery.question import NEUTRAL, Family, Structure, UserGroup, Wording, slug
+from symrazor.discovery.claims import Claim
+from symrazor.discovery.question import (
+    NEUTRAL,
+    Family,
+    Structure,
+    Symmetry,
+    UserGroup,
+    Wording,
+    slug,
+)
 from symrazor.groups import (
     Group,
     cyclic_permutations,
@@ -38,12 +47,18 @@ from symrazor.groups import (
 )
 from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool, relaxed_over
 from symrazor.layers.path import Path
-from symrazor.layers.plain import conv_channels, convolutional, fully_connected, perceptron
+from symrazor.layers.plain import (
+    Readout,
+    conv_channels,
+    convolutional,
+    fully_connected,
+    group_convolutional,
+    perceptron,
+)
 from symrazor.layers.point_group import point_group
-from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, relax
 from symrazor.symmetry.replacement import relaxation
-from symrazor.symmetry.verdict import SMALL_ERROR, join_names, percent
+from symrazor.symmetry.verdict import join_names
 
 MIN_POSITIONS = 4
 SET_WIDTH = 32
@@ -130,7 +145,41 @@ def relaxed_cnn(
     shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
 ) -> nn.Module:
     """Return the convolutional network with a free path beside every convolution."""
-    return relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
+    layers = _relaxed_layers(shape, outputs, width, groups)
+    return nn.Sequential(*layers, Readout(_maps(layers, shape)[0], outputs))
+
+
+def strict_cnn(
+    shape: Sequence[int],
+    outputs: int,
+    width: int | None,
+    groups: Sequence[UserGroup],
+    by_position: bool = False,
+) -> nn.Module:
+    """Return the relaxed network without its free paths: every layer is equivariant.
+
+    With `by_position`, the readout also sees the position of every feature.
+    """
+    layers = _relaxed_layers(shape, outputs, width, groups)
+    channels, *positions = _maps(layers, shape)
+    for index, layer in enumerate(layers):
+        if isinstance(layer, Relaxed):
+            layers[index] = Relaxed([path for path in layer.path_list if path.group is not None])
+    return nn.Sequential(*layers, Readout(channels, outputs, positions if by_position else None))
+
+
+def _relaxed_layers(
+    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
+) -> list[nn.Module]:
+    """Return the relaxed convolutional network without its pool, flattening and linear layer."""
+    model = relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
+    return list(model.children())[:-3]
+
+
+@torch.no_grad()
+def _maps(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of the feature maps of one input."""
+    return tuple(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1:])
 
 
 def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
@@ -153,14 +202,34 @@ def grid_family(
         )
     width = channels_for(shape, groups)
     relaxed = partial(relaxed_cnn, shape, outputs, width, groups)
+    strict = partial(strict_cnn, shape, outputs, width, groups)
     with torch.random.fork_rng([]):
-        _check_paths(relaxed(), groups)
+        _check_paths(
+            relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups), groups
+        )
     structures = [
         Structure("relaxed", relaxed, "a relaxed CNN"),
-        Structure("convolutional", partial(convolutional, shape, outputs, width), "a plain CNN"),
+        Structure("convolutional", strict, "a plain CNN"),
+        Structure(
+            "positional",
+            partial(strict, by_position=True),
+            "a CNN with a readout by position",
+        ),
         _fully_connected(shape, outputs),
     ]
-    return Family(structures, "relaxed", "convolutional")
+    rivals = ["relaxed", "positional", "fully connected"]
+    symmetries = [Symmetry("translation", "convolutional", rivals)]
+    given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
+    if not given:
+        return Family(structures, "relaxed", "convolutional", symmetries)
+    # More symmetry first: it is preferred among networks that predict equally well.
+    for fitting, group in sorted(given, key=lambda pair: pair[0].order):
+        make = partial(group_convolutional, shape, outputs, group, width)
+        structures.append(Structure(fitting.name, make, f"a CNN with {fitting.name} built in"))
+        smaller = [other.name for other, _ in given if other.order < fitting.order]
+        compared = [*rivals, "convolutional", *smaller]
+        symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
+    return Family(structures, "relaxed", "convolutional", symmetries, describe=describe_invariance)
 
 
 def _check_paths(model: nn.Module, groups: Sequence[UserGroup]) -> None:
@@ -213,7 +282,8 @@ def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) ->
         Structure("shared", make, "a Deep Sets network"),
         _fully_connected((features, points), data.outputs),
     ]
-    return Family(structures, "relaxed", "shared", permutes_points=True)
+    symmetries = (Symmetry("permutation", "shared", ("relaxed", "fully connected")),)
+    return Family(structures, "relaxed", "shared", symmetries, permutes_points=True)
 
 
 def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
@@ -223,7 +293,8 @@ def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None)
         Structure(name, partial(perceptron, data.x.shape[1], data.outputs, hidden_layers), label)
         for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items())
     ]
-    return Family(structures)
+    linear, *rivals = PERCEPTRONS
+    return Family(structures, symmetries=(Symmetry("linear", linear, rivals),))
 
 
 # Groups of the user that permute positions
@@ -258,26 +329,19 @@ def permutation_network(
     return nn.Sequential(*layers, SetPool("mean"), *head)
 
 
-def describe_invariance(names: Sequence[str], network: str, reading: Reading) -> str:
-    """Return a headline: the groups under which a candidate is invariant.
-
-    The name of the candidate (`network`) is that of a group if the group is built in. Its reading
-    has an equivariance error for every group.
-    """
-    if network in names:
-        return f"Invariant under {network}: {_label(network)} has the highest evidence."
-    errors = {name: reading.equivariance_error[name] for name in names}
-    kept = [name for name in names if errors[name] < SMALL_ERROR]
-    if not kept:
-        nearest = min(errors, key=lambda name: errors[name])
-        change = f"{nearest} changes the output by {percent(errors[nearest])}"
-        return f"Not invariant under {' or '.join(names)} ({change})."
-    supports = [support for layer in reading.layers for support in layer.symmetry]
-    largest = {support.group for support in supports if support.largest} & {*kept} or {*kept}
-    named = [name for name in kept if name in largest]
-    change = percent(max(errors[name] for name in named))
-    effect = f"transforming the input changes the output by {change}"
-    return f"Invariant under {join_names(named)} ({effect})."
+def describe_invariance(claims: Sequence[Claim]) -> str:
+    """Return a headline: the groups under which the labels are invariant, as far as decided."""
+    holds = [claim.name for claim in claims if claim.holds]
+    broken = [claim.name for claim in claims if claim.holds is False]
+    undecided = [claim.name for claim in claims if claim.holds is None]
+    if not holds and undecided:
+        question = f"whether the labels are invariant under {join_names(undecided, 'or')}"
+        return f"Undecided: the data do not show {question}."
+    if not holds:
+        return f"Not invariant under {join_names(broken, 'or')}."
+    others = f", not under {join_names(broken, 'or')}" if broken else ""
+    others += f"; undecided for {join_names(undecided)}" if undecided else ""
+    return f"Invariant under {join_names(holds)}{others}."
 
 
 def _label(group: str) -> str:
@@ -316,7 +380,23 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
         ),
         _fully_connected(shape, data.outputs),
     ]
-    return Family(structures, describe=partial(describe_invariance, [*by_name]), groups=by_name)
+    n_maps = {g.name: equivariant_maps(defining(g), defining(g)).count for g in position_groups}
+    symmetries = [
+        Symmetry(
+            name,
+            name,
+            ["relaxed", "fully connected", *(g for g in n_maps if n_maps[g] > n_maps[name])],
+        )
+        for name in n_maps
+    ]
+    return Family(
+        structures,
+        relaxed="relaxed" if len(groups) == 1 else "",
+        built_in=position_groups[0].name if len(groups) == 1 else "",
+        symmetries=symmetries,
+        describe=describe_invariance,
+        groups=by_name,
+    )
 
 
 def _check_candidate_names(names: Sequence[str]) -> None:
@@ -359,19 +439,27 @@ def _on_positions(group: UserGroup, data: Dataset, positions: Sequence[int]) -> 
 IMAGE_WORDING = Wording(
     "Translation-invariant: position does not matter.",
     "Not translation-invariant: position matters.",
+    "whether position matters",
 )
 _SERIES_WORDING = Wording(
     "Invariant to shifts in time: it does not matter when something happens.",
     "Not invariant to shifts in time: it matters when something happens.",
+    "whether it matters when something happens",
     {r"\bon position\b": "on time"},
 )
 _SET_WORDING = Wording(
     "Permutation-invariant: the order of the points does not matter.",
     "Not permutation-invariant: the order of the points matters.",
+    "whether the order of the points matters",
     {r"\bS\d+-equivariant": "permutation-equivariant"},
+)
+_VECTOR_WORDING = Wording(
+    "Linear: hidden layers do not improve the prediction.",
+    "Not linear: hidden layers improve the prediction.",
+    "whether hidden layers improve the prediction",
 )
 register_kind(DataKind("image", _grid_candidates, IMAGE_WORDING))
 register_kind(DataKind("volume", _grid_candidates, IMAGE_WORDING))
 register_kind(DataKind("series", _grid_candidates, _SERIES_WORDING))
 register_kind(DataKind("set", _set_candidates, _SET_WORDING))
-register_kind(DataKind("vector", _vector_candidates))
+register_kind(DataKind("vector", _vector_candidates, _VECTOR_WORDING))

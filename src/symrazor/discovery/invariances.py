@@ -19,7 +19,7 @@ from symrazor.data import Dataset
 from symrazor.discovery.budget import (
     EVIDENCE_SUBSET,
     PLANNED_SHARE,
-    RefitPlan,
+    FinalPlan,
     batch_size,
     measure_costs,
     most_samples,
@@ -187,11 +187,11 @@ def _structures(question: Question, name: str, seed: int) -> list[Structure]:
 
 def _make_plan(
     question: Question, network: str, options: Options, config: FitConfig
-) -> RefitPlan | str:
+) -> FinalPlan | str:
     """Plan the most samples for which `MIN_EPOCHS` fit, or say how much time is missing."""
     n = min(len(question.train[1]), MAX_SAMPLES)
     if options.epochs is not None:
-        return RefitPlan(network, options.epochs, n)
+        return FinalPlan(network, options.epochs, n)
     started = time.perf_counter()
     trial = (question.train[0][:TRIAL_SAMPLES], question.train[1][:TRIAL_SAMPLES])
     structures = _structures(question, network, options.seed)
@@ -208,7 +208,7 @@ def _make_plan(
         needed = (shortest / PLANNED_SHARE + spent) / 60
         return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
     epochs = max(e for e in range(MIN_EPOCHS, MAX_EPOCHS + 1) if seconds(samples, e) <= limit)
-    return RefitPlan(network, epochs, samples)
+    return FinalPlan(network, epochs, samples)
 
 
 def not_tested(minutes: float, needed: float) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from symrazor.core.likelihood import Likelihood
 from symrazor.data import Tensors
 from symrazor.groups import Group, from_file
 from symrazor.groups.constructors import is_group_file
-from symrazor.symmetry.reading import Reading
 from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
@@ -41,19 +41,36 @@ class Structure:
 
 
 @dataclass(frozen=True)
+class Symmetry:
+    """A property of the data that `discover` decides.
+
+    Args:
+        name: the property, such as "translation", "permutation" or "linear".
+        structure: name of the structure that has the property built in.
+        rivals: names of the structures without the property.
+    """
+
+    name: str
+    structure: str
+    rivals: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Wording:
-    """Put the symmetry of a relaxed network in words.
+    """Put the answer to a question in words.
 
     Headlines start with an adjective, as in "Translation-invariant: position does not matter.".
 
     Args:
-        invariant: headline if every relaxed layer keeps the symmetry.
-        not_invariant: headline if a layer breaks the symmetry.
+        invariant: headline if the data have the symmetry.
+        not_invariant: headline if they do not.
+        undecided: the question, as it follows "Undecided: the data do not show".
         terms: regular expression -> replacement, applied to the sentence about the layers.
     """
 
     invariant: str
     not_invariant: str
+    undecided: str = "whether the symmetry holds"
     terms: Mapping[str, str] = field(default_factory=dict)
 
     def apply_terms(self, text: str) -> str:
@@ -82,9 +99,9 @@ class Family:
         structures: the networks; the first is always trained, the others if time allows.
         relaxed: name of the structure whose symmetry is learned; "" if all are fixed.
         built_in: name of the structure that has the symmetry of `relaxed` built in.
+        symmetries: the properties to decide; by default that of `built_in` against all others.
         wording: headlines for the relaxed structure; by default those of the kind of data.
-        describe: returns a headline from the name and the reading of a candidate, where `wording`
-            cannot say enough.
+        describe: returns a headline from the claims, where `wording` cannot say enough.
         groups: name -> group that permutes the positions of the data. Its equivariance error is
             measured for every candidate, and features of vectors share one scale.
         permutes_points: whether to measure the effect of permuting the points of a set.
@@ -93,10 +110,33 @@ class Family:
     structures: Sequence[Structure]
     relaxed: str = ""
     built_in: str = ""
+    symmetries: Sequence[Symmetry] = ()
     wording: Wording | None = None
-    describe: Callable[[str, Reading], str] | None = None
+    describe: Callable[..., str] | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
     permutes_points: bool = False
+
+    def __post_init__(self) -> None:
+        if self.built_in and not self.symmetries:
+            rivals = [s.name for s in self.structures if s.name != self.built_in]
+            default = (Symmetry("symmetry", self.built_in, rivals),)
+            object.__setattr__(self, "symmetries", default)
+
+    @cached_property
+    def contains(self) -> dict[str, str]:
+        """Structure -> the structure that it contains, from whose trained state it can start.
+
+        A structure contains the one that is built in if it has all of its weights, by name.
+        """
+        if not self.built_in:
+            return {}
+        with torch.random.fork_rng([]):
+            shapes = {
+                s.name: {(k, v.shape) for k, v in s.make().state_dict().items()}
+                for s in self.structures
+            }
+        inner = shapes.pop(self.built_in)
+        return {name: self.built_in for name, outer in shapes.items() if inner < outer}
 
     def structure(self, name: str) -> Structure:
         """Return the structure of a name."""
@@ -154,7 +194,9 @@ class Options:
 
     Args:
         minutes: training time of all candidates together.
-        epochs: passes over the data for each candidate; replaces `minutes`.
+        epochs: passes over the data for each start of each candidate; replaces `minutes`.
+        starts: starts of each candidate, with different initial weights and left-out samples. With
+            `minutes`, more follow where the decision is close.
         seed: seed of splits, initial weights, shuffling and random probes.
         device: "auto" (CUDA if available), "cpu", "cuda", ...
         groups: symmetries to relax: names, files that end with .json, or `symrazor.groups.Group`s.
@@ -170,6 +212,7 @@ class Options:
 
     minutes: float = 2.0
     epochs: int | None = None
+    starts: int = 3
     seed: int = 0
     device: str = "auto"
     groups: tuple[UserGroup, ...] | None = None
@@ -185,6 +228,8 @@ class Options:
             raise ValueError(f"minutes must be positive, got {self.minutes}.")
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {self.epochs}.")
+        if self.starts < 1:
+            raise ValueError(f"starts must be at least 1, got {self.starts}.")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must fit into 64 bits, got {self.seed}.")
         try:

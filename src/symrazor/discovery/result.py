@@ -61,7 +61,9 @@ class QuestionResult:
         plain = copy.deepcopy(fit.model).eval() if is_plain else fit.collapse()
         if self.preparation is None:
             return plain.cpu()
-        return with_standardisation(plain.cpu(), self.preparation, self.data.x.ndim)
+        temperature = self.answer.recommended.temperature
+        dims = self.data.x.ndim
+        return with_standardisation(plain.cpu(), self.preparation, dims, temperature)
 
     def prepared_test(self) -> Tensors | None:
         """Return held-out data as the trained networks take them."""
@@ -214,13 +216,17 @@ class Discovery:
         return "".join(parts) or f"<p>{html.escape(self.verdict)}</p>"
 
 
-def with_standardisation(network: nn.Module, preparation: Preparation, dims: int) -> nn.Module:
+def with_standardisation(
+    network: nn.Module, preparation: Preparation, dims: int, temperature: float = 1.0
+) -> nn.Module:
     """Return a network with standardisation before and after it, as plain torch modules.
 
     It takes float32 or float64 data that are not standardised, batches with `dims` dimensions, and
-    returns targets in float64.
+    returns targets in float64, or logits divided by the temperature.
     """
-    plain = nn.Sequential(traced(_Standardised(preparation, network, dims), "Network")).eval()
+    plain = nn.Sequential(
+        traced(_Standardised(preparation, network, dims, temperature), "Network")
+    ).eval()
     for tensor in [*plain.parameters(), *plain.buffers()]:  # files store no views
         tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
     plain.collapse_report = getattr(network, "collapse_report", None)  # type: ignore[assignment]
@@ -233,11 +239,14 @@ class _Standardised(nn.Module):
     target_mean: Tensor
     target_scale: Tensor
 
-    def __init__(self, preparation: Preparation, network: nn.Module, dims: int) -> None:
+    def __init__(
+        self, preparation: Preparation, network: nn.Module, dims: int, temperature: float
+    ) -> None:
         super().__init__()
         shape = (-1, *[1] * (dims - 2))
         self.points = preparation.points
         self.network = network
+        self.temperature = temperature
         target_mean, target_scale = preparation.target_mean, preparation.target_scale
         self.real = bool((target_scale != 1).any() or (target_mean != 0).any())
         self.register_buffer("mean", preparation.mean.reshape(shape).clone())
@@ -250,7 +259,9 @@ class _Standardised(nn.Module):
         if self.points:
             x = x.transpose(1, 2)
         f: Tensor = self.network(((x.double() - self.mean) / self.scale).float())
-        return f.double() * self.target_scale + self.target_mean if self.real else f
+        if self.real:
+            return f.double() * self.target_scale + self.target_mean
+        return f / self.temperature
 
 
 def _answer_html(answer: Answer) -> str:

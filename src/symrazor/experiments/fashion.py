@@ -59,7 +59,7 @@ def run(options: Options) -> str:
         _row(candidate)
         | {
             "log_evidence": candidate.log_evidence,
-            "unseen": None if candidate.left_out is None else float(candidate.left_out.sum()),
+            "left_out": float(candidate.left_out.sum()),
         }
         for candidate in discovery.candidates
     ]
@@ -132,7 +132,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """Return the rows as a table."""
     lines = []
     for row in rows:
-        nats = (row.get("log_evidence"), row.get("unseen"))
+        nats = (row.get("log_evidence"), row.get("left_out"))
         cells = [row["network"], *("" if value is None else f"{value:,.0f}" for value in nats)]
         cells += [f"{100 * row['accuracy']:.2f}", f"{row['data']:,}"]
         lines.append([*cells, row["epochs"], f"{row['seconds']:.0f}"])

@@ -121,6 +121,29 @@ def _with_pools(convs: Sequence[nn.Module], dims: int) -> list[nn.Module]:
     return [*layers[:-1], _GLOBAL_POOLS[dims](1), nn.Flatten()]
 
 
+class Readout(nn.Module):
+    """Map feature maps to outputs: a global max pool and a linear layer.
+
+    Args:
+        channels: channels of the maps.
+        outputs: number of outputs.
+        positions: with a size of the maps, a dense layer on all positions is added, which breaks
+            the symmetry. None for none.
+    """
+
+    def __init__(self, channels: int, outputs: int, positions: Sequence[int] | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(channels, outputs)
+        self.by_position = None
+        if positions is not None:
+            self.by_position = nn.Linear(channels * prod(positions), outputs)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return the outputs for maps [n, channels, *size]."""
+        pooled: Tensor = self.linear(maps.flatten(2).amax(2))
+        return pooled if self.by_position is None else pooled + self.by_position(maps.flatten(1))
+
+
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
     """Return two hidden layers on the flattened input; no symmetry is built in."""
     body = [nn.Flatten(), nn.Linear(prod(shape), width), nn.ReLU()]

@@ -20,7 +20,6 @@ from symrazor.bench.truth.task import Answer, Claim, Normal, Problem, Range
 from symrazor.data import dataset
 from symrazor.discovery import Discovery, discover
 from symrazor.discovery.invariances import LearnedInvariances
-from symrazor.symmetry.verdict import SMALL_ERROR
 
 Method = Callable[[Problem], Answer]
 
@@ -47,21 +46,10 @@ def _as_answer(found: Discovery, problem: Problem) -> Answer:
         count = len(discovered.conserved)
         return Answer((Claim("conserved quantities", count, discovered.probability),))
     answer = found.results[0].answer
-    gaps = [answer.subject.log_evidence - c.log_evidence for c in answer.candidates]
-    margin = min((abs(gap) for gap in gaps if gap), default=0.0)
-    probability = _probability(margin)
-    holds: dict[str, bool | None] = {}
-    if problem.kind == "vector" and problem.groups is None:
-        holds["linear"] = answer.best.name == "linear model"
-    elif answer.family.groups:
-        errors = answer.subject_fit.reading.equivariance_error
-        holds |= {name: errors[name] < SMALL_ERROR for name in answer.family.groups}
-    else:
-        names = [*(g if isinstance(g, str) else g.name for g in problem.groups or ())]
-        default = "permutation" if problem.kind == "set" else "translation"
-        is_unclear = answer.symmetric is False and bool(names)
-        holds = dict.fromkeys([default, *names], None if is_unclear else answer.symmetric)
-    claims = tuple(Claim(name, held, probability, margin) for name, held in holds.items())
+    claims = tuple(
+        Claim(claim.name, claim.holds, claim.probability, claim.margin, claim.standard_error)
+        for claim in answer.claims
+    )
     prediction = found.predict(problem.test_x)
     if not problem.is_regression:
         return Answer(claims, _ranges(answer.invariances), prediction.clamp(min=1e-12).log())

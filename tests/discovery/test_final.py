@@ -1,0 +1,65 @@
+"""Train the recommended network on all training data, and keep the better network."""
+
+import json
+
+import pytest
+import torch
+from discover_data import some_data
+
+import symrazor as sr
+from symrazor.core.likelihood import Categorical
+from symrazor.discovery import final
+from symrazor.discovery.api import answer_question
+from symrazor.discovery.families import candidates_for
+from symrazor.discovery.question import Options, Question
+
+
+def test_the_final_network_is_delivered() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 3, generator=generator)
+    y = x[:, 0] + 0.1 * torch.randn(120, generator=generator)
+    discovery = sr.discover(x, y, epochs=20, starts=2)
+    answer = discovery.results[0].answer
+    assert answer.final is not None
+    assert answer.final.name == answer.recommended.name
+    assert answer.final.fit.razor.n_data == 96  # all training data, not four fifths of them
+    assert answer.recommended.fit.razor.n_data == 77
+    said = "The delivered network's mean squared error on held-out data is"
+    assert said in discovery.verdict
+    preparation, seen = discovery.results[0].preparation, discovery.results[0].data.y
+    assert preparation is not None and seen is not None
+    with torch.no_grad():
+        expected = answer.final.fit.model(preparation.inputs(x[:5]))
+        expected = expected * seen.std(0, correction=0) + seen.mean(0)
+        torch.testing.assert_close(discovery.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)
+    document = json.loads(json.dumps(discovery.to_dict()))
+    assert document["questions"][0]["final"]["name"] == answer.final.name
+
+
+@pytest.mark.parametrize("n", [80, 2400])
+def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spoil the final training: few data are judged by the evidence, many by samples set aside."""
+    data = some_data("vector", n=n)
+    x, y = data.labelled
+    question = Question("a", "?", candidates_for(data), (x, y), None, Categorical)
+    train, sizes = final.fit, []
+
+    def spoiled(model: torch.nn.Module, *arguments: object, **options: object) -> object:
+        result = train(model, *arguments, **options)  # type: ignore[arg-type]
+        sizes.append(result.razor.n_data)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(-3)
+        evidence = result.razor.evidence(result.data)
+        result.evidence = evidence
+        return result
+
+    options = Options(epochs=6, starts=1, progress=False)
+    kept = answer_question(question, options, lambda text: None)
+    assert kept.final is not None
+    monkeypatch.setattr(final, "fit", spoiled)
+    told: list[str] = []
+    spoilt = answer_question(question, options, told.append)
+    assert spoilt.final is None
+    assert any("predicts better and is kept" in text for text in told)
+    assert sizes == [n if n < 2000 else n - 120]  # a twentieth is set aside
