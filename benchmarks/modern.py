@@ -172,6 +172,9 @@ def variants(
         return evaluate
 
     yield "one probe", with_precision(lambda: razor.evidence(loader))
+    if precision == "float32":
+        rounded = sr.Razor(model, "categorical", n, estimator="mc", tf32=True)
+        yield "one probe, TF32", lambda: rounded.evidence(loader)
     subset = min(n, SUBSET)
     yield f"one probe, {subset:,} images", with_precision(lambda: razor.evidence(loader, subset))
     if classes <= 10 and precision == "float32":

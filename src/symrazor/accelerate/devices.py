@@ -68,7 +68,9 @@ def side_stream(device: torch.device, index: int) -> torch.cuda.Stream:
 def tf32(allowed: bool) -> Iterator[None]:
     """Allow or forbid TF32 (10-bit mantissas) in CUDA matrix products and convolutions.
 
-    Training tolerates TF32 because its gradients are noisier than that. Curvature does not.
+    Training tolerates TF32 because its gradients are noisier than that. Curvature is computed
+    without it, unless its forward pass runs in bfloat16: TF32 has more digits, so that products of
+    such numbers are exact.
     """
     if not torch.cuda.is_available():
         yield
@@ -227,7 +229,8 @@ def autocast(precisions: Mapping[str, torch.dtype]) -> Iterator[None]:
         for kind in DEVICE_TYPES:
             dtype = precisions.get(kind)
             if dtype is not None:
-                stack.enter_context(torch.autocast(kind, dtype))
+                # Recorded CUDA graphs may not read cached weights: the cache ends with the context.
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
             elif torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -8,7 +8,7 @@ that adds their contributions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
@@ -17,7 +17,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.devices import ambient_autocast, autocast, is_plain, keep_freed_memory
+from symrazor.accelerate.devices import (
+    ambient_autocast,
+    autocast,
+    is_plain,
+    keep_freed_memory,
+    tf32,
+)
 from symrazor.accelerate.processes import is_distributed, unwrap, world
 from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
@@ -393,7 +399,10 @@ def collect_curvature(
     _check_options(n_data, temperature, keep_graph)
     if task.precisions is None:  # only the forward pass is computed in another precision
         task = replace(task, precisions=ambient_autocast())
-        with autocast({}):
+        is_coarse = bool(task.precisions) or any(
+            value.dtype == torch.bfloat16 for value in task.theta.values()
+        )
+        with autocast({}), tf32(True) if is_coarse else nullcontext():
             return collect_curvature(
                 task,
                 loader,

@@ -263,7 +263,7 @@ class Razor:
         """Return derivatives of fit and -log_det/2 in `eta`, at the memory of one batch."""
         log_curvature = log_curvatures(self.prior, curvature, self._theta())
         data = self._batches(loader, subset)
-        with tf32(False):
+        with tf32(self.config.tf32):
             task = self._task(curvature.method)
             return hyper_gradient(task, curvature, log_curvature, data, self.eta)
 
@@ -330,7 +330,7 @@ class Razor:
         if STRUCTURES[method.structure].passes > 1 and iter(loader) is not loader:
             data = RepeatedBatches(partial(self._batches, loader, subset))
         expected = self.n_data if subset is None else min(subset, self.n_data)
-        with tf32(False):
+        with tf32(self.config.tf32):
             curvature = collect_curvature(
                 self._task(method),
                 data,

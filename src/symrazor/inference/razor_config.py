@@ -78,6 +78,7 @@ class RazorConfig(Method):
     burn_in: int = 0
     pieces: int = 2
     seed: int = 0
+    tf32: bool = False
     memory: float = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
