@@ -4,7 +4,6 @@ A method is a callable from a `Problem` to an `Answer`. To run in several proces
 function of a module, or a `functools.partial` of one.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -58,11 +57,6 @@ def _as_answer(found: Discovery, problem: Problem) -> Answer:
     residuals = found.predict(held_out[0]).flatten() - held_out[1].flatten()
     deviation = residuals.square().mean().sqrt().float()
     return Answer(claims, {}, Normal(prediction.flatten().float(), deviation))
-
-
-def _probability(margin: float) -> float:
-    """Return the probability of the better of two hypotheses with equal prior odds."""
-    return 1 / (1 + math.exp(-min(abs(margin), 50.0)))
 
 
 def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
