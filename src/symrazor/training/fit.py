@@ -33,7 +33,7 @@ from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.data.streams import Column, as_samples, is_streamed
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import RazorConfig
+from symrazor.inference.razor_config import RazorConfig, copy_state, remember_razor
 from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
@@ -53,6 +53,7 @@ from symrazor.training.evidence_training import (
 from symrazor.training.fit_document import document_of
 from symrazor.training.loop import Callback, Record
 from symrazor.training.options import FitConfig
+from symrazor.training.pruning import gentler, is_pruned
 
 log = logging.getLogger("symrazor")
 
@@ -62,6 +63,10 @@ EQUIVARIANCE_SAMPLES = 128
 """Training inputs on which the equivariance of relaxed layers is measured."""
 COLLAPSE_SAMPLES = 32
 """Training inputs on which the report of `Fit.collapse` is measured."""
+PRUNED = (
+    "The network predicts the same for every input: the evidence has removed all weights that "
+    "depend on the input."
+)
 DATA_PER_FREE_PRECISION = 15
 """A free path learns only if its prior precision is at most one per this many examples."""
 
@@ -77,6 +82,8 @@ class Fit:
         reading: precisions, effective parameters, measured equivariance, test figures; `print` it.
         history: one record (a dictionary of numbers) per epoch.
         data: loader of the training data.
+        is_pruned: whether the network predicts the same for every input, because the evidence
+            removed all weights that depend on the input. Do not use such a network.
     """
 
     model: nn.Module
@@ -85,6 +92,7 @@ class Fit:
     reading: Reading
     history: list[Record]
     data: TensorLoader
+    is_pruned: bool = False
 
     def __repr__(self) -> str:
         return f"Fit({len(self.history)} epochs, {self.evidence!r}, {self.reading!r})"
@@ -224,6 +232,41 @@ def fit(
         test = _to_device(test, "the test data", device)
         test = test[0][:], test[1][:]  # held-out data are read into memory
         _check_outputs(model, likelihood, test, "the test data")
+    initial = [copy_state(module.state_dict()) for module in (model, likelihood)]
+    first = _train(model, likelihood, (x, y), test, options, callbacks, checkpoints)
+    if not (options.restart and first.is_pruned):
+        return first
+    log.warning(
+        "The evidence has pruned the network: it predicts the same for every input. It is trained "
+        "once more with a weaker prior and a longer burn-in."
+    )
+    pruned = [copy_state(module.state_dict()) for module in (model, likelihood)]
+    _load(model, likelihood, initial)
+    options = gentler(options, options.epochs * len(first.data))
+    second = _train(model, likelihood, (x, y), test, options, callbacks, None)
+    if second.evidence.log_evidence > first.evidence.log_evidence:
+        return second
+    _load(model, likelihood, pruned)
+    remember_razor(model, first.razor)
+    return first
+
+
+def _load(model: nn.Module, likelihood: Likelihood, states: Sequence[dict[str, Any]]) -> None:
+    for module, state in zip((model, likelihood), states, strict=True):
+        module.load_state_dict(state)
+
+
+def _train(
+    model: nn.Module,
+    likelihood: Likelihood,
+    data: Tensors,
+    test: Tensors | None,
+    options: FitConfig,
+    callbacks: Sequence[Callback],
+    checkpoints: Checkpoints | None,
+) -> Fit:
+    """Train a model once; data and options have been checked."""
+    x, y = data
     generator = torch.Generator().manual_seed(options.seed)
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
@@ -259,7 +302,10 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
         if isinstance(model.augment, Augment) and not y.is_floating_point():  # a classifier
             find_reach_(model, (x[index], y[index]))
     reading = read(razor, evidence, about, figures, inputs, x.shape[1:])
-    return Fit(model, razor, evidence, reading, history, unshuffled)
+    pruned = is_pruned(history, razor.likelihood, shared_outputs(model, x), y)
+    if pruned:
+        reading = replace(reading, verdict=f"{PRUNED} {reading.verdict}")
+    return Fit(model, razor, evidence, reading, history, unshuffled, pruned)
 
 
 def _subsample(x: Tensor, count: int, seed: int) -> Tensor:

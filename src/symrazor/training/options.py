@@ -43,7 +43,9 @@ log = logging.getLogger("symrazor")
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 DEFAULT_LR = {"adamw": 2e-3, "sgd": 0.03, "muon": 0.01}
-MAY_CHANGE_ON_RESUME = {"keep", "patience", "save", "resume", "save_every", "device", "progress"}
+MAY_CHANGE_ON_RESUME = {
+    *("keep", "patience", "restart", "save", "resume", "save_every", "device", "progress"),
+}
 """Options that do not affect the weights of a step."""
 DEFAULT_WARMUP = 0.05
 """Fraction of all steps in which the learning rate rises."""
@@ -94,6 +96,9 @@ class FitConfig:
             `structure` of the evidence steps. `RazorConfig` lists all structures.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
+        restart: whether a network whose weights the evidence has pruned is trained once more with a
+            weaker prior; see `symrazor.training.pruning`. The one with the higher evidence is
+            returned. The second training saves no checkpoints.
         seed: seed of shuffling, augmentation and probes.
         save: directory for the checkpoints of a new run.
         resume: directory to continue from and save to, may be missing or empty.
@@ -121,6 +126,7 @@ class FitConfig:
     evidence_structure: str | None = None
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
+    restart: bool = True
     seed: int = 0
     save: str | Path | None = None
     resume: str | Path | None = None
