@@ -12,18 +12,22 @@ ARGS   ?=
 
 BIN         := .venv/bin
 PEERS_BIN   := .venv-peers/bin
+LOWEST_BIN  := .venv-lowest/bin
 RUN_READY   := .venv/.ready-run
 DEV_READY   := .venv/.ready
 DOCS_READY  := .venv/.ready-docs
 PEERS_READY := .venv-peers/.ready
+LOWEST_READY := .venv-lowest/.ready
 SOURCES     := src tests benchmarks tools docs/conf.py docs/_ext
 TYPED       := src benchmarks tools
+# Tests of what a user's machine has; the others need packages of the group "dev".
+LOWEST_TESTS := tests/core tests/data tests/runs tests/cli tests/report tests/symmetry tests/inference
 # One thread per worker: JOBS workers with a thread pool each would compete for the cores.
 PYTEST      := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: run test test-all bench bench-evidence bench-layers bench-fit bench-augment bench-peers benchmarks docs lint format clean distclean help
+.PHONY: run test test-all test-lowest faults lock audit bench bench-evidence bench-layers bench-fit bench-augment bench-peers benchmarks docs lint format clean distclean help
 
 run: $(RUN_READY) ## find the symmetries of the embedded digits
 	$(BIN)/symrazor discover $(ARGS)
@@ -33,6 +37,24 @@ test: $(DEV_READY) ## run the fast tests
 
 test-all: $(DEV_READY) ## run all tests, including the slow ones
 	$(PYTEST) --timeout 1800 $(ARGS)
+
+test-lowest: $(LOWEST_READY) ## run the fast tests with the lowest versions that pyproject.toml admits
+	OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -q -n $(JOBS) -m "not slow" $(LOWEST_TESTS) $(ARGS)
+
+faults: $(DEV_READY) ## attack everything (hours on few cores); ARGS="--help" lists the options
+	cd tests/faults && OMP_NUM_THREADS=1 PYTHONPATH=. ../../$(BIN)/python -m harness \
+	  --json ../../benchmarks/results/faults.json $(ARGS)
+
+lock: $(DEV_READY) ## write requirements-dev.lock: versions and hashes of the development environment
+	$(BIN)/python -m pip install uv
+	echo "torch; python_version < '3'" > .venv/no-torch.txt  # torch is pinned in constraints.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --no-emit-index-url --extra dev --extra docs -c constraints.txt \
+	  --override .venv/no-torch.txt pyproject.toml -o requirements-dev.lock
+
+audit: $(DEV_READY) ## look for known holes in the locked packages; needs the network
+	$(BIN)/python -m pip install pip-audit
+	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements-dev.lock $(ARGS)
 
 bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four
 
@@ -52,7 +74,7 @@ bench-peers: $(PEERS_READY) ## compare with laplace-torch and its backends, in .
 	$(PEERS_BIN)/python benchmarks/peers.py $(ARGS)
 	$(PEERS_BIN)/python benchmarks/peers_groups.py
 
-benchmarks: ## render README.md and the benchmark pages from benchmarks/results/
+benchmarks: ## render README.md, SECURITY.md and the benchmark pages from benchmarks/results/
 	$(PYTHON) tools/render_benchmarks.py $(ARGS)
 
 docs: $(DOCS_READY) ## build the documentation into site/
@@ -72,8 +94,8 @@ clean: ## remove caches and build products
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## also remove both virtual environments
-	rm -rf .venv .venv-peers
+distclean: clean ## also remove all virtual environments
+	rm -rf .venv .venv-peers .venv-lowest
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -106,6 +128,16 @@ $(DEV_READY): $(RUN_READY)
 	@rm -f $@
 	$(BIN)/python -m pip install -c constraints.txt -e ".[dev]"
 	$(call check_torch,$(BIN))
+	@touch $@
+
+$(LOWEST_READY): pyproject.toml constraints.txt
+	@rm -f $@
+	$(call make_venv,$(LOWEST_BIN))
+	$(LOWEST_BIN)/python tools/lowest_versions.py > .venv-lowest/lowest.txt
+	cat constraints.txt >> .venv-lowest/lowest.txt
+	$(LOWEST_BIN)/python -m pip install -c .venv-lowest/lowest.txt -e . \
+	  pytest pytest-xdist pytest-timeout hypothesis scipy mpmath
+	$(call check_torch,$(LOWEST_BIN))
 	@touch $@
 
 $(DOCS_READY): $(RUN_READY)

@@ -1,4 +1,4 @@
-"""Render README.md and the benchmark pages of the docs from the JSON files in benchmarks/results/.
+"""Render README.md, SECURITY.md and the benchmark pages of the docs from benchmarks/results/.
 
     python tools/render_benchmarks.py            # write the pages
     python tools/render_benchmarks.py --check    # exit with 1 if a page is out of date
@@ -34,6 +34,7 @@ TEMPLATES = {
     ROOT / "benchmarks" / "benchmarks.md.in": ROOT / "docs" / "benchmarks.md",
     ROOT / "benchmarks" / "benchmarks-all.md.in": ROOT / "docs" / "benchmarks-all.md",
     ROOT / "benchmarks" / "readme.md.in": ROOT / "README.md",
+    ROOT / "benchmarks" / "security.md.in": ROOT / "SECURITY.md",
     ROOT / "benchmarks" / f"{TRUTH_PAGE}.in": ROOT / "docs" / "concepts" / TRUTH_PAGE,
 }
 FIGURES = {"truth": ROOT / "docs" / "images" / "known-answers.svg"}

@@ -175,7 +175,7 @@ def load_razor_state(razor: "Razor", state: State) -> None:
     razor.training_steps = state["training_steps"]
     for name, values in (state["best_state"] or {}).items():
         if _shapes(values) != _shapes(getattr(razor, name).state_dict()):
-            raise ValueError(f"The best state has another {name} than this Razor.")
+            raise ValueError(f"The best state of the checkpoint has another {name}.")
     razor.best_state = state["best_state"]
     razor.best = razor.latest = None
     if state["best"] is not None:

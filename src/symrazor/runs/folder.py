@@ -288,7 +288,11 @@ def read_document(run: Path) -> dict[str, Any]:
     document = parse_json(file)
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"{file} has schema {schema!r}, not {SCHEMA}. Update symrazor.")
+        writer = verify(run).version
+        raise ValueError(
+            f"{file} has schema {schema!r}, written by symrazor {writer}; this version reads "
+            f"schema {SCHEMA}. Update symrazor."
+        )
     if not _has_questions(document):
         raise ValueError(f"{file} is damaged: questions or data are missing. Run it again.")
     return dict(document)

@@ -75,11 +75,13 @@ class Manifest:
     """The content of `run.json`.
 
     `files` is None for an unfinished run, and `cleared` unless a former run is being deleted.
+    `version` is that of symrazor when the run was written.
     """
 
     owner: Owner
     files: Mapping[str, str] | None = None
     cleared: Mapping[str, str] | None = None
+    version: str = __version__
 
     def describe(self) -> str:
         """Return the state and the command, for an error message."""
@@ -124,10 +126,9 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not is_valid:
         raise ValueError(f"{file} is damaged. Run the command again with another --out.")
     owner = Owner(document["command"], document["arguments"])
-    state = document["state"]
-    return Manifest(
-        owner, files if state == "finished" else None, files if state == "clearing" else None
-    )
+    state, version = document["state"], str(document.get("symrazor"))[:40]
+    finished = files if state == "finished" else None
+    return Manifest(owner, finished, files if state == "clearing" else None, version)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -138,7 +139,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "command": manifest.owner.command,
         "arguments": manifest.owner.arguments,
         "state": state if manifest.cleared is None else "clearing",
-        "symrazor": __version__,
+        "symrazor": manifest.version,
         "files": manifest.files or manifest.cleared or {},
     }
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"

@@ -7,16 +7,18 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.fuzz import run_child, run_module
+from symrazor.core.version import __version__
 
 TARGETS = (
     *("npy", "npz", "idx", "csv", "cifar", "images", "trajectories", "toml", "groups", "events"),
@@ -92,7 +94,7 @@ def summarise(results: list[tuple[Job, dict[str, Any]]]) -> list[list[Any]]:
             tried[key],
             *(sum(failures[key][kind] for kind in kinds) for kinds in COLUMNS.values()),
         ]
-        for key in tried
+        for key in sorted(tried)
     ]
     sums = [sum(row[column] for row in rows) for column in range(2, len(COLUMNS) + 3)]
     return [*rows, ["all", "", *sums]]
@@ -111,33 +113,28 @@ def show(rows: list[list[Any]]) -> None:
         print("  ".join(text).rstrip())
 
 
-def write_json(
-    file: Path, rows: list[list[Any]], options: argparse.Namespace, minutes: float
-) -> None:
+def write_json(file: Path, rows: list[list[Any]], jobs_at_a_time: int, minutes: float) -> None:
     """Write the table as a result file of benchmarks/."""
-    tried = {
-        attack: sum(row[2] for row in rows if row[0] == attack) for attack in {r[0] for r in rows}
-    }
-    summary = {
-        attack.replace(" ", "_").replace("-", ""): f"{n:,}" for attack, n in sorted(tried.items())
-    }
-    summary |= {name.replace(" ", "_"): rows[-1][k] for k, name in enumerate(COLUMNS, 3)}
+    arguments = shlex.join(a for a in sys.argv[1:] if a != "--json" and not a.endswith(".json"))
+    command = f'make faults ARGS="{arguments}"' if arguments else "make faults"
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
     result = {
         "title": "Faults: damaged files, kills, full disks, numbers at any scale",
         "question": "Does an attack cause a wrong exception, lose a run, or run code?",
-        "command": f"make faults ARGS='{' '.join(options.arguments)}'".replace(" ARGS=''", ""),
-        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
-        "goal": "0 in every column",
+        "command": [command],
+        "machine": machine,
+        "version": __version__,
+        "goal": "0 in every column but the first",
         "columns": ["attack", "target", "tried", *COLUMNS],
         "rows": rows,
-        "summary": summary,
-        "notes": [f"{minutes:.0f} minutes with {options.jobs} jobs."],
+        "summary": {"command": command, "machine": machine},
+        "notes": [f"{minutes:.0f} minutes, {jobs_at_a_time} attacks at a time."],
     }
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the attacks; return 1 if anything failed."""
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(prog="make faults ARGS=...", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="damaged files")
     parser.add_argument("--kills", type=int, default=5, help="kills at random times, by command")
@@ -150,20 +147,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-wheel", dest="wheel", action="store_false", help="no package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="children at a time")
     parser.add_argument("--json", type=Path, help="file for the table")
-    options = parser.parse_args(arguments)
-    options.arguments = [a for a in (arguments or sys.argv[1:])]
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    """Run the attacks; return 1 if anything failed."""
+    options = options_of(sys.argv[1:])
     started = time.monotonic()
     results: list[tuple[Job, dict[str, Any]]] = []
+    rows: list[list[Any]] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        work = jobs(options)
-        for job, result in zip(work, pool.map(lambda job: job.run(), work), strict=True):
+        started_jobs = {pool.submit(job.run): job for job in jobs(options)}
+        for future in as_completed(started_jobs):
+            job, result = started_jobs[future], future.result()
             results.append((job, result))
+            print(f"{job.attack}, {job.target}: {result['tried']:,} tried", file=sys.stderr)
             for text in result["shown"]:
                 print(text, file=sys.stderr)
-    rows = summarise(results)
+            rows = summarise(results)
+            if options.json:  # after each attack: a run of hours may be stopped
+                write_json(options.json, rows, options.jobs, (time.monotonic() - started) / 60)
     show(rows)
-    if options.json:
-        write_json(options.json, rows, options, (time.monotonic() - started) / 60)
     return int(any(rows[-1][3:]))
 
 

@@ -5,11 +5,10 @@ python -m harness.child MODULE ARGUMENTS...    calls `harness.MODULE.attack(*ARG
 
 import json
 import sys
-from dataclasses import asdict
 from importlib import import_module
 
 if __name__ == "__main__":
     module, *arguments = sys.argv[1:]
     values = [int(text) if text.isdecimal() else text for text in arguments]
     outcome = import_module(f"harness.{module}").attack(*values)
-    print(json.dumps(asdict(outcome)))
+    print(json.dumps({**vars(outcome), "failures": dict(outcome.failures)}))
