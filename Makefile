@@ -39,7 +39,8 @@ test-all: $(DEV_READY) ## run all tests, including the slow ones
 	$(PYTEST) --timeout 1800 $(ARGS)
 
 test-lowest: $(LOWEST_READY) ## run the fast tests with the lowest versions that pyproject.toml admits
-	OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -q -n $(JOBS) -m "not slow" $(LOWEST_TESTS) $(ARGS)
+	OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
+	  -W ignore::DeprecationWarning $(LOWEST_TESTS) $(ARGS)  # old packages with new dependencies
 
 faults: $(DEV_READY) ## attack everything (hours on few cores); ARGS="--help" lists the options
 	cd tests/faults && OMP_NUM_THREADS=1 PYTHONPATH=. ../../$(BIN)/python -m harness \

@@ -31,7 +31,7 @@ from symrazor.cli import app
 from symrazor.core.files import is_temporary
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
-MAX_SECONDS = 120.0
+MAX_SECONDS = 600.0
 """A child that takes longer has hung."""
 PIPE_BYTES = 1 << 20
 TIMED_KEYS = ("seconds", "date", "blake2b")
