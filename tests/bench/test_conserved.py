@@ -28,6 +28,8 @@ def test_rows_of_two_systems(tmp_path: Path) -> None:
     assert json.loads(file.read_text())[0]["system"] == "oscillator, stiffness 3"
     (summary,) = conserved.summarise(rows)
     assert (summary.runs, summary.exact, summary.missed, summary.false) == (2, 100.0, 0, 0)
+    # Both are linear: the baselines have the true equations, too, and errors far below the noise.
+    assert all(row.rollout_ratio is not None and row.rollout_ratio < 5 for row in rows)
 
 
 def test_quantities_of_another_system_are_false() -> None:

@@ -12,7 +12,7 @@ odd numbers are reported and must not influence the method.
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -23,9 +23,12 @@ from torch import Tensor
 
 from symrazor.bench.conserved_systems import Case, cases
 from symrazor.bench.measure import write_rows
+from symrazor.dynamics.conserving import ConservingSimulator
 from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.invariants import find_conserved
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.noise import noise_estimate
+from symrazor.dynamics.rollouts import baselines, compare_rollouts
+from symrazor.dynamics.trajectories import Trajectories, observed_states, split
 
 Half = Literal["develop", "report", "all"]
 NOISE_LEVELS = (0.002, 0.02, 0.1)
@@ -33,6 +36,7 @@ NOISE_LEVELS = (0.002, 0.02, 0.1)
 MAX_VARIATION = 0.02
 """Largest fraction of the variance within noise-free trajectories of a quantity that is not false.
 """
+ROLLOUTS, ROLLOUT_STEPS, MAX_RATIO = 20, 100, 1.1
 CHECK_SEED = 1_000_003
 """Added to the seed of a run for the noise-free trajectories that expose false quantities."""
 
@@ -50,6 +54,9 @@ class Row:
         false: number of quantities that were reported as conserved and are not.
         undecided: number of combinations that were reported as undecided.
         exact: whether all known quantities were found, and no false one.
+        rollout_ratio: error of rollouts over 100 steps from noise-free states that start elsewhere,
+            relative to the better one of linear least squares and a sparse regression; None if no
+            vector field was fitted.
         seconds: run time of `find_conserved`.
     """
 
@@ -61,18 +68,24 @@ class Row:
     false: int
     undecided: int
     exact: bool
+    rollout_ratio: float | None
     seconds: float
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs at one noise level; `exact` is a percentage, `slowest` is in seconds."""
+    """All runs at one noise level.
+
+    `exact` is a percentage, `accurate` the percentage of rollouts with at most 1.1 times the error
+    of the best baseline, `slowest` is in seconds.
+    """
 
     noise: float
     runs: int
     exact: float
     missed: int
     false: int
+    accurate: float
     slowest: float
 
 
@@ -119,9 +132,28 @@ def measure(case: Case, seed: int, noise: float) -> Row:
     found = min(true_quantities, case.quantities)
     exact = found == case.quantities and false == 0
     undecided = len(findings.undecided)
+    ratio = rollout_ratio(case, data, findings, seed)
     return Row(
-        case.name, seed, noise, case.quantities, found, false, undecided, exact, round(seconds, 3)
+        *(case.name, seed, noise, case.quantities, found, false, undecided, exact),
+        None if ratio is None else round(ratio, 4),
+        round(seconds, 3),
     )
+
+
+def rollout_ratio(case: Case, data: Trajectories, findings: Findings, seed: int) -> float | None:
+    """Return the error of rollouts relative to the best baseline, see `Row`."""
+    best = findings.fields.best
+    if best is None:
+        return None
+    x = observed_states(data)
+    deviation = noise_estimate(data).deviation(x)
+    step = case.dt / best.substeps
+    own = ConservingSimulator(best.fit.field, findings.quantities, step, x)
+    others = baselines(split(data, seed)[0], deviation)
+    clean = replace(case, shape=(ROLLOUTS, ROLLOUT_STEPS + 1)).simulate(seed + CHECK_SEED)
+    rollouts = compare_rollouts({"own": own, **others}, clean, deviation)
+    errors = [rollouts.mean(name) for name in others]
+    return rollouts.mean("own") / max(min(errors), 1e-300) if errors else None
 
 
 def with_relative_noise(data: Trajectories, noise: float, seed: int) -> Trajectories:
@@ -157,7 +189,14 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
                 round(100 * sum(row.exact for row in level) / len(level), 1),
                 sum(row.true - row.found for row in level),
                 sum(row.false for row in level),
+                _percentage_accurate([row.rollout_ratio for row in level]),
                 max(row.seconds for row in level),
             )
         )
     return summaries
+
+
+def _percentage_accurate(ratios: Sequence[float | None]) -> float:
+    known = [ratio for ratio in ratios if ratio is not None]
+    within = sum(ratio <= MAX_RATIO for ratio in known)
+    return round(100 * within / len(known), 1) if known else 0.0

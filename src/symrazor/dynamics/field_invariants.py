@@ -24,14 +24,14 @@ from symrazor.dynamics.shooting import Fit
 MAX_STATES = 1000
 """States at which the field is evaluated, at most."""
 DRAWS = 12
-MAX_RATIO = 6.0
+MAX_RATIO = 20.0
 """Largest eigenvalue of a conserved quantity relative to that which errors of the parameters cause
 on average."""
 MAX_RATE, MAX_UNDECIDED_RATE = 1e-4, 1e-2
 """Largest eigenvalue, its uncertainty included, of a conserved quantity, and largest one of a
 combination that is not clearly refuted."""
-NUMERICAL_RATE = 1e-12
-"""Eigenvalue that rounding causes."""
+NUMERICAL_RATE = 1e-8
+"""Eigenvalue that errors of the integrator may cause."""
 RANK_TOLERANCE = 1e-10
 REWEIGHTINGS = 25
 """Iterations that make combinations sparse."""

@@ -35,7 +35,7 @@ the system; standard errors of that ratio that are added; and the largest limit:
 a field with too few terms may reach the noise."""
 TIE = 1.03
 """Errors within this factor are a tie, which the field with fewer parameters wins."""
-STEP_ERROR, STEP_QUANTILE = 0.05, 0.95
+STEP_ERROR, STEP_QUANTILE = 0.02, 0.95
 """Largest error of the integrator over one time step, in standard deviations of the noise, and the
 fraction of states where it holds."""
 MAX_REGRESSION_STATES = 800
@@ -136,7 +136,23 @@ def choose_field(
         choice.candidates.append(Candidate(name, fit, error, substeps))
         if error <= min(1 + uncertainty, MAX_ADEQUATE):
             break
-    return choice
+    return _refined(choice, windows_of(training, LONG_WINDOW, MAX_WINDOWS, deviation), long)
+
+
+def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
+    """Fit the best candidate again, to long windows, which determine its parameters better."""
+    best = choice.adequate
+    if best is None:
+        return choice
+    fit = fit_field(best.fit.field, windows, best.substeps, prune=False)
+    if fit is None:
+        return choice
+    error = max(residual_ratio(fit.field, held_out, best.substeps), fit.chi_squared)
+    if error > TIE * best.error:
+        return choice
+    others = [candidate for candidate in choice.candidates if candidate is not best]
+    again = Candidate(best.name, fit, error, best.substeps)
+    return Choice([*others, again], choice.uncertainty)
 
 
 def _stride(data: Trajectories, deviation: Float[Tensor, "d"]) -> int:
