@@ -81,7 +81,10 @@ def test_numpy_numbers_and_torch_devices_are_accepted() -> None:
 
 
 X, Y = _data()
-PAIR = "The training data must be a pair of tensors (x, y), got"
+PAIR = (
+    "The training data must be a pair of tensors or NumPy arrays (x, y), a DataLoader or a data "
+    "set, got"
+)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +93,8 @@ PAIR = "The training data must be a pair of tensors (x, y), got"
         (X, f"{PAIR} Tensor"),
         (None, f"{PAIR} NoneType"),
         ((X, Y, Y), f"{PAIR} tuple"),
-        ((X.numpy(), Y.numpy()), f"{PAIR} (ndarray, ndarray). Use torch.as_tensor"),
-        (DataLoader(TensorDataset(X, Y)), f"{PAIR} DataLoader"),
+        ((X.tolist(), Y.tolist()), f"{PAIR} (list, list). Use torch.as_tensor"),
+        (DataLoader(TensorDataset(X)), "The loader must give pairs (x, y)"),
         ((X.double(), Y), "The model cannot process x of the training data, of shape [20, 3]"),
         ((X[:, :2], Y), "The model cannot process x of the training data, of shape [20, 2]"),
     ],
@@ -105,8 +108,8 @@ def test_invalid_training_data(data: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("test", "message"),
     [
-        (X, "The test data must be a pair of tensors"),
-        ((X,), "The test data must be a pair of tensors"),
+        (X, "The test data must be a pair of tensors or NumPy arrays"),
+        ((X,), "The test data must be a pair of tensors or NumPy arrays"),
         ((X[:, :2], Y), "The model cannot process x of the test data"),
         ((X, Y + 1), "Label 2 at position 1 of the batch is not between 0 and 1"),
     ],
@@ -126,7 +129,7 @@ def test_models_that_are_not_modules() -> None:
         sr.Razor("model", "categorical", 20)  # type: ignore[arg-type]
 
 
-OUTPUTS = "The model must return a tensor [1, k] for one example, got"
+OUTPUTS = "The model must return a tensor [1, k] or [1, k, *positions] for one example, got"
 
 
 class LinearThen(nn.Module):
@@ -151,9 +154,9 @@ class LinearThen(nn.Module):
         (lambda f: f[:, 0], f"{OUTPUTS} [1]."),
         (
             lambda f: f[:, :, None],
-            f"{OUTPUTS} [1, 2,",
+            "Model outputs must have shape [n, k], got [20, 2, 1]. For one label per pixel",
         ),
-        (lambda f: f.half(), "The model outputs are torch.float16, which is too coarse"),
+        (lambda f: f.half(), "The model outputs are float16, whose range is too small"),
         (lambda f, g: f, "The model cannot process x of the training data, of shape [20, 3]"),
     ],
 )
