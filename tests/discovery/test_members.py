@@ -244,7 +244,10 @@ def test_phases_continue_and_the_better_one_is_kept() -> None:
     assert len(first.left_out) == len(second.left_out) == 10
     assert [record["epoch"] for record in second.history] == [1, 2, 3, 4, 5]
     assert second.seconds > first.seconds
-    assert second.log_evidence >= first.log_evidence
+    better = members.replace(first.evidence, log_likelihood=first.evidence.log_likelihood + 1e6)
+    kept = train_member(shared, Job("shared", 1, 1, 2, members.replace(first, evidence=better)))
+    assert kept.evidence is better and len(kept.history) == 5
+    assert all(torch.equal(kept.state["model"][k], v) for k, v in first.state["model"].items())
     inside, outside = shared.split(1)
     x, y = shared.question.train
     trained = second.as_fit(structure, Categorical(), (x[inside], y[inside]))
@@ -260,7 +263,9 @@ def test_what_has_learned_nothing_is_no_start_for_a_larger_network() -> None:
     strict = train_member(shared, Job("shared", 0, 0, 2))
 
     def relaxed(gain: float) -> Member:
-        scored = members.replace(strict, left_out=strict.guess + gain)
+        # The larger network is another structure: it counts whatever the evidence of the first.
+        best = members.replace(strict.evidence, log_likelihood=torch.tensor(1e6))
+        scored = members.replace(strict, left_out=strict.guess + gain, evidence=best)
         return train_member(shared, Job("relaxed", 0, 1, 2, scored))
 
     fresh = train_member(shared, Job("relaxed", 0, 1, 2))
@@ -269,3 +274,4 @@ def test_what_has_learned_nothing_is_no_start_for_a_larger_network() -> None:
     continued = relaxed(1.0)
     assert not all(torch.equal(continued.state["model"][name], new[name]) for name in new)
     assert len(continued.history) == 4 and len(fresh.history) == 2
+    assert continued.log_evidence < 1e5

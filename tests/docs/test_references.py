@@ -134,8 +134,10 @@ def names_elsewhere(text: str) -> list[str]:
 
 def walk() -> list[str]:
     """Return the numbered steps of the architecture page."""
-    section = ARCHITECTURE.read_text().partition("## From `sr.fit`")[2].partition("\n## ")[0]
-    return re.split(r"\n(?=\d+\. )|\n\n(?=\S)", section.partition("\n```\n")[2])
+    page = ARCHITECTURE.read_text()
+    fit = page.partition("## From `sr.fit`")[2].partition("\n## ")[0].partition("\n```\n")[2]
+    discover = page.partition("## From `sr.discover`")[2].partition("\n## ")[0].partition("\n")[2]
+    return re.split(r"\n(?=\d+\. )|\n\n(?=\S)", f"{fit}\n\n{discover.strip()}")
 
 
 def test_names_in_other_files_are_recognised() -> None:

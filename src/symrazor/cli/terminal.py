@@ -40,7 +40,7 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE", hel
 """An option `--json FILE`."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 """An option `--name` that is off by default."""
-TABLE_WIDTH = 140
+TABLE_WIDTH = 180
 """Columns of output that is not a terminal; wide enough for the tables."""
 
 
