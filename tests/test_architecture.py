@@ -46,8 +46,6 @@ TESTED_BY = {
     "curvature/operation_rules.py": "curvature/test_operations.py",
     "curvature/recurrent.py": "curvature/test_operations.py",
     "curvature/uses.py": "curvature/test_operations.py",
-    "discovery/comparison.py": "discovery/test_api.py",
-    "discovery/members.py": "discovery/test_api.py",
     "discovery/question.py": "discovery/test_api.py",
     "discovery/result.py": "discovery/test_api.py",
     "dynamics/config.py": "dynamics/test_errors.py",
