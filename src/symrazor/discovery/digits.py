@@ -24,7 +24,7 @@ DIGIT_QUESTIONS: dict[DigitTask, str] = {
     "quadrant": "Which digit is it, and in which quadrant?",
 }
 DIGIT_CLASSES: dict[DigitTask, int] = {"digit": 10, "quadrant": 40}
-DIGIT_CONFIG = FitConfig(epochs=50, batch_size=64, lr=1e-2).change(estimator="mc")
+DIGIT_CONFIG = FitConfig(epochs=30, batch_size=64, lr=1e-2).change(estimator="mc")
 
 
 def discover_digits(
@@ -35,7 +35,7 @@ def discover_digits(
     """Discover two structures in the embedded digits: a kept and a broken symmetry.
 
     Args:
-        options: as for `discover`; `epochs` defaults to 50.
+        options: as for `discover`; `epochs` defaults to 30.
         tell: called with progress messages.
         show: called with each answer as soon as it is known.
     """

@@ -222,12 +222,14 @@ def grid_family(
     given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
     if not given:
         return Family(structures, "relaxed", "convolutional", symmetries)
-    # More symmetry first: it is preferred among networks that predict equally well.
+    # Networks with a point group built in are translation-invariant as well. Only networks that
+    # share this property tell what the group adds. More symmetry comes first: it is preferred
+    # among networks that predict equally well.
     for fitting, group in sorted(given, key=lambda pair: pair[0].order):
         make = partial(group_convolutional, shape, outputs, group, width)
         structures.append(Structure(fitting.name, make, f"a CNN with {fitting.name} built in"))
         smaller = [other.name for other, _ in given if other.order < fitting.order]
-        compared = [*rivals, "convolutional", *smaller]
+        compared = ["convolutional", *smaller]
         symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
     return Family(structures, "relaxed", "convolutional", symmetries, describe=describe_invariance)
 

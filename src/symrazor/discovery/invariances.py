@@ -106,6 +106,8 @@ class LearnedInvariances:
         if not self.supported:
             return f"No evidence for invariance to the tested transformations ({evidence})."
         sentence = invariance_sentence(self.averaged.reading.invariances).removesuffix(".")
+        # Widths grow from small values, and the training ends before large ones are reached.
+        sentence = sentence.replace(" up to ", " up to at least ")
         return f"{sentence} ({evidence})."
 
     def to_dict(self) -> dict[str, Any]:
