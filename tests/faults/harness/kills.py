@@ -34,7 +34,7 @@ OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link
 MAX_SECONDS = 600.0
 """A child that takes longer has hung."""
 PIPE_BYTES = 1 << 20
-TIMED_KEYS = ("seconds", "date", "blake2b")
+TIMED_KEYS = ("seconds", "date", "blake2b", "latency", "minutes")
 Files = dict[str, Any]
 _outputs: dict[int, tuple[int, Path]] = {}
 """Child -> end of the pipe with its output, and the file for it."""
@@ -239,8 +239,12 @@ def _content(path: Path) -> Any:
         return _without_times(list(records.values()))
     if path.suffix == ".toml":
         tomllib.loads(data.decode())
-    elif path.suffix == ".safetensors":
-        load(data)
+    elif path.suffix == ".safetensors" and load(data) and "checkpoints" not in path.parts:
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        texts = header.pop("__metadata__", {})
+        metadata = {k: json.loads(v) if v[:1] in "[{" else v for k, v in texts.items()}
+        return [header, _without_times(metadata), data[end:]]
     elif path.suffix == ".pt2":
         with zipfile.ZipFile(path) as archive:
             if archive.testzip() is not None:
