@@ -248,20 +248,23 @@ def regret(records: Sequence[Record], trained_with: str, compared_by: str) -> fl
 
 def ranking_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Return Kendall's tau and the regret by data set and structure."""
-    pairs = [("auto", "auto"), ("ekfac", "ekfac"), ("kron", "kron"), ("kron", "auto")]
+    wanted = [("auto", "auto"), ("auto", "ekfac"), ("auto", "kron"), ("kron", "kron")]
+    names = list(dict.fromkeys(r["data"] for r in records))
+    complete = {s for s in TRAINED_WITH if all(by_group(select(records, data=n), s) for n in names)}
+    pairs = [pair for pair in wanted if pair[0] in complete]
     columns = ["data", "seeds", "networks"]
     columns += [f"tau: trained with {t}, compared by {c}" for t, c in pairs]
     columns += [f"regret in NLL: {t}, {c}" for t, c in pairs]
-    names = list(dict.fromkeys(r["data"] for r in records))
     rows: list[list[Any]] = []
     for name in names:
-        some = select(records, data=name)
+        some = [r for r in select(records, data=name) if r["trained_with"] in complete]
         seeds, networks = ({r[key] for r in some} for key in ("seed", "architecture"))
         figures = [round(tau(some, *pair), 2) for pair in pairs]
         figures += [round(regret(some, *pair), 3) for pair in pairs]
         rows.append([name, len(seeds), len(networks), *figures])
     means = [mean(row[index] for row in rows) for index in range(3, len(columns))]
-    rows.append(["mean", "", "", *(round(m, 2 if i < 4 else 3) for i, m in enumerate(means))])
+    digits = [2] * len(pairs) + [3] * len(pairs)
+    rows.append(["mean", "", "", *map(round, means, digits)])
     return columns, rows
 
 
@@ -271,7 +274,7 @@ def training_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]
     columns += ["accuracy %", "lowest held-out NLL", "NLL below kron, networks"]
     columns += ["share of free paths %", "CPU s of training"]
     rows: list[list[Any]] = []
-    for name in dict.fromkeys(r["data"] for r in records):
+    for name in dict.fromkeys(r["data"] for r in select(records, trained_with="kron")):
         kron = {key(r): r for r in select(records, data=name, trained_with="kron")}
         for structure in TRAINED_WITH:
             some = [r for r in select(records, data=name, trained_with=structure) if key(r) in kron]
@@ -298,7 +301,7 @@ def key(record: Record) -> tuple[str, int, str]:
 
 
 def document(
-    title: str, question: str, table: tuple[list[str], list[list[Any]]], command: str, machine: str
+    title: str, question: str, table: tuple[list[str], list[list[Any]]], about: Record
 ) -> dict[str, Any]:
     """Return the content of a file in benchmarks/results/."""
     columns, rows = table
@@ -306,15 +309,17 @@ def document(
         f"Images: {N_IMAGES} for training. Every network: about {STEPS} optimiser steps, "
         f"{EVIDENCE_STEPS} evidence steps. Settings were chosen on other training images and on "
         "other series.",
-        "Held-out NLL is that of the trained weights.",
+        "Held-out NLL is that of the trained weights. The regret is the held-out NLL of the network "
+        "of highest evidence minus the lowest one.",
     ]
-    about = {"title": title, "question": question, "command": [command], "machine": machine}
-    return {**about, "columns": columns, "rows": rows, "notes": notes}
+    return {"title": title, "question": question, **about, "columns": columns, "rows": rows} | {
+        "notes": [*notes, *about.get("notes", [])]
+    }
 
 
-def write_tables(file: Path, out: Path, command: str, machine: str) -> None:
-    """Write both tables of the records in a file."""
-    every = json.loads(file.read_text())
+def write_tables(files: Sequence[Path], out: Path, about: Record, notes: Sequence[str]) -> None:
+    """Write the tables of the records in some files."""
+    every = [record for file in files for record in json.loads(file.read_text())]
     records = [record for record in every if "error" not in record]
     print(f"{len(every) - len(records)} of {len(every)} trainings failed")
     tables = {
@@ -330,7 +335,9 @@ def write_tables(file: Path, out: Path, command: str, machine: str) -> None:
         ),
     }
     for name, (title, question, table) in tables.items():
-        content = document(title, question, table, command, machine)
+        if not table[1]:
+            continue
+        content = document(title, question, table, about | {"notes": list(notes)})
         (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
         print(name, *table[1], sep="\n")
 
@@ -346,13 +353,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--read", type=Path, help="write the tables of this file")
+    parser.add_argument("--read", type=Path, nargs="+", help="write the tables of these files")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--notes", nargs="+", default=[], help="more notes for the tables")
     parser.add_argument("--machine", default="16 CPU cores, one thread for each training")
     arguments = parser.parse_args()
     if arguments.read:
         command = "python benchmarks/ranking.py DIR --jobs 16 --json RUNS.json"
-        write_tables(arguments.read, arguments.out, command, arguments.machine)
+        about = {"command": [command], "machine": arguments.machine}
+        write_tables(arguments.read, arguments.out, about, arguments.notes)
         return
     jobs = [
         Job(data, seed, architecture, structure)
