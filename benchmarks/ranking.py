@@ -309,8 +309,8 @@ def document(
         f"Images: {N_IMAGES} for training. Every network: about {STEPS} optimiser steps, "
         f"{EVIDENCE_STEPS} evidence steps. Settings were chosen on other training images and on "
         "other series.",
-        "Held-out NLL is that of the trained weights. The regret is the held-out NLL of the network "
-        "of highest evidence minus the lowest one.",
+        "Held-out NLL is that of the trained weights. The regret is the held-out NLL of the "
+        "network of highest evidence minus the lowest one.",
     ]
     return {"title": title, "question": question, **about, "columns": columns, "rows": rows} | {
         "notes": [*notes, *about.get("notes", [])]
