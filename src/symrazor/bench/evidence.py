@@ -30,7 +30,7 @@ from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import CurvatureTask, Method, collect_curvature
+from symrazor.curvature.estimate import Curvature, CurvatureTask, Method, collect_curvature
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.laplace import laplace_evidence
 
@@ -122,12 +122,13 @@ def reevaluate(model: nn.Module, loader: TensorLoader) -> Callable[[], Evidence]
     """Compute the evidence of the kernel form and its gradient for new precisions each time."""
     theta = weights(model)
     task = CurvatureTask(model, layers(model), Categorical(), STRUCTURES["kernel"])
-    curvature = collect_curvature(task, loader)
-    laplace_evidence(curvature, GaussianPrior(theta, 1.0), theta)
-    precisions = itertools.count(2)
+    computed: list[Curvature] = []
+    precisions = itertools.count(1)
 
     def run() -> Evidence:
-        prior = GaussianPrior(theta, 1 + 1 / next(precisions))
+        if not computed:  # in the warm-up; not earlier, which would hide the memory of others
+            computed.append(collect_curvature(task, loader))
+        curvature, prior = computed[0], GaussianPrior(theta, 1 + 1 / next(precisions))
         evidence = laplace_evidence(curvature, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()
