@@ -118,7 +118,7 @@ def test_without_left_out_samples_the_evidence_recommends(fitted: dict[str, sr.F
             None,
             0.91,
             "Undecided: the data do not show whether position matters.",
-            "it holds with probability 91 %, from 2 starts of each network. More time",
+            "more probably, position does not matter (91 %), from 2 starts of each network. More",
         ),
         (
             None,

@@ -206,16 +206,24 @@ class Answer:
                 f"The margins{'' if is_single else f' for {claim.name}'} contradict each other, or "
                 "nothing was learned. More time (`--minutes`) or more data can decide it."
             )
-        answer = "it holds" if claim.leaning else "it does not hold"
-        if claim.probability < 0.6:
-            answer = "both answers are about equally probable"
-        else:
-            answer = f"{answer} with probability {probability}"
         about = "" if is_single else f" about {claim.name}"
+        if claim.probability < 0.6:
+            known = "both answers are about equally probable"
+        else:
+            known = f"{self._leaning(claim)} ({probability})"
         return (
-            f"What is known{about}: {answer}, from {starts} of each network. More time "
+            f"What is known{about}: {known}, from {starts} of each network. More time "
             "(`--minutes`) or more data can decide it."
         )
+
+    def _leaning(self, claim: Claim) -> str:
+        """Return the more probable answer, as a clause."""
+        if self.family.describe is not None:
+            return f"{'invariant' if claim.leaning else 'not invariant'} is more probable"
+        wording = self.family.wording or NEUTRAL
+        sentence = wording.invariant if claim.leaning else wording.not_invariant
+        clause = sentence.partition(": ")[2] or sentence
+        return f"more probably, {clause.removesuffix('.')}"
 
     def _evidence(self, claim: Claim) -> str:
         """Return the margins behind a claim."""

@@ -302,7 +302,8 @@ def comparison_config(question: Question, options: Options) -> FitConfig:
     elif question.config is None and products <= EXACT_RESULT_PRODUCTS * minutes:
         config = config.change(evidence_structure="auto")
     device = options.resolved_device()
-    return replace(config, seed=options.seed, device=device, progress=False)
+    # A network that learned nothing is recognised by its left-out samples; no time for a restart.
+    return replace(config, seed=options.seed, device=device, progress=False, restart=False)
 
 
 def n_workers(options: Options) -> int:

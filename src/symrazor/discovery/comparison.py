@@ -81,7 +81,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     limit = MAX_COMPARISON_SHARE * 60 * options.minutes
     jobs_at_once = min(n_workers(options), options.starts * len(question.family.structures))
     with Workers(jobs_at_once, comparison) as workers, Interruption(folder is not None) as signals:
-        runner = _Runner(workers, compared, signals, tell)
+        runner = _Runner(workers, compared, signals, tell, options.starts)
         runner.run(range(options.starts), steps)
         while compared.undecided and plan.costs:
             first, more = compared.n_starts, max(2, workers.count)
@@ -129,6 +129,7 @@ class _Runner:
     compared: Compared
     signals: Interruption
     tell: Tell
+    n_planned: int
     seconds_per_start: float = 0.0
 
     def run(self, starts: Sequence[int], steps: _Steps) -> None:
@@ -145,7 +146,8 @@ class _Runner:
         if plan.costs and plan.seconds:
             share = sum(plan.costs[name].training for name in base)
             share /= share + sum(cost.training for cost in plan.costs.values())
-            slowdown = (time.perf_counter() - began) / (share * plan.seconds)
+            expected = share * plan.seconds * len(starts) / self.n_planned
+            slowdown = (time.perf_counter() - began) / expected if expected else 1.0
             shortest = min(epochs, MIN_EPOCHS)
             epochs = max(shortest, round(epochs / max(1.0, slowdown)))
         epochs = steps.decide("epochs", epochs)

@@ -59,11 +59,12 @@ class QuestionResult:
         fit = self.answer.recommended_fit
         is_plain = not any(is_symrazor_module(module) for module in fit.model.modules())
         plain = copy.deepcopy(fit.model).eval() if is_plain else fit.collapse()
-        if self.preparation is None:
+        temperature, dims = self.answer.recommended.temperature, self.data.x.ndim
+        if self.preparation is None and temperature == 1:
             return plain.cpu()
-        temperature = self.answer.recommended.temperature
-        dims = self.data.x.ndim
-        return with_standardisation(plain.cpu(), self.preparation, dims, temperature)
+        zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        preparation = self.preparation or Preparation(zero, one, zero, one)
+        return with_standardisation(plain.cpu(), preparation, dims, temperature)
 
     def prepared_test(self) -> Tensors | None:
         """Return held-out data as the trained networks take them."""
