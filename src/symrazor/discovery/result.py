@@ -33,8 +33,8 @@ from symrazor.training.fit_document import orbits_of, parts_of, versions
 
 BATCH_SIZE = 500
 MAX_LISTED_CLASSES = 12
-BLUE, GREEN, RED = "#33518f", "#1b7f79", "#c8553d"
-"""Colours of the relaxed, the symmetric and the free structure."""
+BLUE, GREEN, OCHRE, RED = "#33518f", "#1b7f79", "#b8860b", "#c8553d"
+"""Colours of the relaxed structure, the symmetric one, the others, and the last one."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +403,7 @@ def save_evidence_figure(answers: Sequence[Answer], path: Path) -> Path:
 
 def _draw_curves(loss: Any, evidence: Any, answer: Answer) -> None:
     names = [structure.name for structure in answer.family.structures]
-    colours = dict(zip(names, (BLUE, GREEN, RED), strict=False))
+    colours = dict(zip(names, (BLUE, GREEN, OCHRE, RED), strict=False))
     for candidate in answer.candidates:
         history = candidate.fit.history
         measured = [record for record in history if "per_datum" in record]
