@@ -112,7 +112,8 @@ def test_the_document_names_layers_and_networks_as_the_verdict_does(
     question = result["questions"][0]
     relaxed = next(c for c in question["candidates"] if c["name"] == question["network"])
     assert [layer["number"] for layer in relaxed["reading"]["layers"]] == [1, 2, 3]
-    assert question["calibration"]["network"] == question["chosen"]
+    chosen = question["chosen"]
+    assert question["calibration"]["network"] in (chosen, f"{chosen}, longer")
     assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in result["load"]
     compile(result["load"], "load", "exec")
 

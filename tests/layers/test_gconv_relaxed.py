@@ -197,7 +197,7 @@ def test_reading_shows_the_groups() -> None:
     assert set(reading.relative_effective_parameters()) == {"Conv", "GConv p4", "FFC"}
     assert (
         "equivariant to" in reading.verdict
-        and "under p4" in reading.verdict
+        and "p4-equivariant" in reading.verdict
         and "p4" in str(reading)
     )
 

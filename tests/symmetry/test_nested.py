@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.discovery.families import deep_sets, permutation_network, relaxed_cnn
+from symrazor.discovery.families import deep_sets, permutation_network
 from symrazor.groups import cyclic_permutations, dihedral_permutations, symmetric
 from symrazor.layers.plain import convolutional, group_convolutional
 from symrazor.layers.relaxed import Relaxed
@@ -17,6 +17,13 @@ from symrazor.symmetry.nested import open_paths
 
 Make = Callable[[], nn.Module]
 ORDER = [dihedral_permutations(6), symmetric(6), cyclic_permutations(6)]
+
+
+def relaxed_cnn(
+    shape: tuple[int, ...], outputs: int, width: int | None, groups: tuple[str, ...]
+) -> nn.Module:
+    """Return the relaxation of a convolutional network."""
+    return sr.relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
 
 
 def permuting(free: bool, *indices: int) -> nn.Module:

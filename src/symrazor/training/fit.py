@@ -61,6 +61,8 @@ __all__ = ["Fit", "FitConfig", "fit"]
 
 EQUIVARIANCE_SAMPLES = 128
 """Training inputs on which the equivariance of relaxed layers is measured."""
+MAX_PRUNING_SAMPLES = 2000
+"""Training samples on which a network is compared with a guess."""
 COLLAPSE_SAMPLES = 32
 """Training inputs on which the report of `Fit.collapse` is measured."""
 PRUNED = (
@@ -302,7 +304,8 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
         if isinstance(model.augment, Augment) and not y.is_floating_point():  # a classifier
             find_reach_(model, (x[index], y[index]))
     reading = read(razor, evidence, about, figures, inputs, x.shape[1:])
-    pruned = is_pruned(history, razor.likelihood, shared_outputs(model, x), y)
+    index = _subsample(x, MAX_PRUNING_SAMPLES, seed)
+    pruned = is_pruned(history, razor.likelihood, shared_outputs(model, x[index]), y[index])
     if pruned:
         reading = replace(reading, verdict=f"{PRUNED} {reading.verdict}")
     return Fit(model, razor, evidence, reading, history, unshuffled, pruned)
