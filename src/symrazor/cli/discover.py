@@ -202,7 +202,7 @@ def _table(answer: Answer) -> Table:
         evidence, test = candidate.fit.evidence, candidate.fit.reading.test
         table.add_row(
             escape(printable(candidate.name) + epochs),
-            _log_evidence(candidate),
+            f"{float(evidence.log_evidence):z,.0f}",
             f"{float(evidence.log_likelihood):z,.0f}",
             f"{float(evidence.complexity):,.0f}",
             f"{sum(evidence.effective_parameters.values()):,.0f}",
@@ -210,12 +210,6 @@ def _table(answer: Answer) -> Table:
             *(_score(key, test.get(key)) for key in keys),
         )
     return table
-
-
-def _log_evidence(candidate: Candidate) -> str:
-    """Return the mean over starts and its standard deviation."""
-    spread = f" ± {candidate.spread:,.0f}" if candidate.spread else ""
-    return f"{candidate.log_evidence:z,.0f}{spread}"
 
 
 def _left_out(candidate: Candidate) -> str:

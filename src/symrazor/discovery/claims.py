@@ -40,7 +40,7 @@ MIN_PROBABILITY = 0.95
 """Probability from which a claim is stated."""
 TRAINING_ERRORS = (8.0, 3.0)
 """Typical errors of both margins in nats that all starts share, such as too short a training."""
-WEIGHTS = (4.0, 0.9, 2.2)
+WEIGHTS = (4.3, 0.9, 2.2)
 """Weights $w_0, w_1, w_2$ of the probability."""
 CONTRADICTION = 2.0
 """Standard errors of both margins from which they contradict each other."""
