@@ -5,6 +5,7 @@
 A folder has the sealed files of a run only: no pages, figures, programs and checkpoints.
 """
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def write(case_name: str, target: Path) -> None:
         for name in (MANIFEST, *manifest.files):
             (target / "run" / name).parent.mkdir(parents=True, exist_ok=True)
             content = (folder / "run" / name).read_bytes()
-            (target / "run" / name).write_bytes(content.replace(place.encode(), b"/home/user"))
+            for path, shown in ((f"{folder}/", ""), (sys.executable, "python")):
+                content = content.replace(path.encode(), shown.encode())
+            (target / "run" / name).write_bytes(content)
     reseal(target / "run")
     x = np.random.default_rng(0).uniform(size=(3, *RUNS[case_name])).astype(np.float32)
     np.savez(target / "inputs.npz", x=x)
