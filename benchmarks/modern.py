@@ -188,7 +188,7 @@ def measure(setting: Setting, name: str, classes: int, precision: str) -> list[R
     seconds: dict[str, list[float]] = {variant: [] for variant in runs}
     memory: dict[str, float] = {}
     values: dict[str, float | None] = {}
-    for variant, run in reversed(runs.items()):  # the SGD epochs, which move the weights, at last
+    for variant, run in reversed(runs.items()):  # the SGD epochs, which move the weights, come last
         found: list[object] = []
         memory[variant] = memory_of(lambda: found.append(run()), setting.device)  # noqa: B023
         value = found[0]
