@@ -64,8 +64,6 @@ MIN_EXACT_MINUTES = 0.5
 """Shorter runs use the fastest structure of the curvature."""
 MAX_GPU_WORKERS = 4
 """Trainings that share a GPU; small networks leave most of it idle."""
-MAX_SLOWDOWN = 3.0
-"""Largest correction of a cost by a later run; short runs predict the speed of long ones poorly."""
 
 COMPARISON_SHARE, MAX_COMPARISON_SHARE = 0.4, 0.65
 """Share of the time for the first starts, and for all starts if the decision is close."""

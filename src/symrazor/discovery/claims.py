@@ -18,7 +18,7 @@ The probability of the symmetry is a logistic function of both,
 $$ p = \sigma\big(w_0 - w_1 \operatorname{asinh}(z_1) - w_2 \operatorname{asinh}(z_2)\big), $$
 
 for the rival with the smallest $p$. The constants were fitted to tasks with known answers, the
-development half of `symrazor bench truth`, so that the probability is right as often as it says.
+development half of `symrazor bench truth`. On other tasks it can be too sure.
 
 A claim is stated from a probability of 0.95. It remains undecided if the two margins contradict
 each other, or if the symmetry seems to hold only because nothing was learned: the structure that

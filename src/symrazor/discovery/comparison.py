@@ -41,13 +41,11 @@ class Compared:
         comparison: what all trainings shared.
         plan: its plan.
         members: one training per structure and start.
-        seconds: time that it took.
     """
 
     comparison: Comparison
     plan: Plan
     members: list[Member] = field(default_factory=list)
-    seconds: float = 0.0
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -92,7 +90,6 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
                 break
             tell(f"  undecided after {first} starts: training {more} more")
             runner.run(range(first, first + more), steps)
-    compared.seconds = time.perf_counter() - began
     return compared
 
 

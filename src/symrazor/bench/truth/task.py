@@ -81,7 +81,7 @@ class Answer:
     """What a method says about a problem.
 
     Args:
-        claims: stated answers by any names; claims that a task does not ask for are not scored.
+        claims: stated answers. Claims that the task does not ask about are not scored.
         ranges: transformation -> estimated range.
         prediction: for the test inputs; None if the method predicts nothing.
     """
