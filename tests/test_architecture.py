@@ -194,3 +194,16 @@ def test_the_test_of_every_module_is_known() -> None:
     modules = [str(file.relative_to(SOURCE)) for file in SOURCE.rglob("[!_]*.py")]
     assert {module for module in modules if not has_own_test(module)} == set(TESTED_BY)
     assert [test for test in TESTED_BY.values() if not (TESTS / test).exists()] == []
+
+
+def test_least_squares_name_their_driver() -> None:
+    """The default driver of torch on the CPU, "gelsy", pivots by memory that nobody has written."""
+    calls = [
+        (file, call)
+        for file in SOURCE.rglob("*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("linalg.lstsq")
+    ]
+    drivers = [{word.arg: ast.unparse(word.value) for word in call.keywords} for _, call in calls]
+    assert len(calls) > 5
+    assert {driver.get("driver") for driver in drivers} <= {"'gels'", "'gelsd'"}

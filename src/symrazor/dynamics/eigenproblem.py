@@ -137,7 +137,7 @@ class Directions:
     def project(self, vectors: Float[Tensor, "k j"], count: int) -> "Directions":
         """Return combinations of the first `count` directions that are nearest to `vectors`."""
         own = self.vectors[:, :count]
-        return replace(self, vectors=own @ torch.linalg.lstsq(own, vectors).solution)
+        return replace(self, vectors=own @ torch.linalg.lstsq(own, vectors, driver="gels").solution)
 
 
 def fixed_direction(vectors: Float[Tensor, "k j"]) -> Directions:

@@ -137,7 +137,7 @@ class _Problem:
         basis = basis / basis[pivots, columns]
         moved = []
         for other in others:
-            nearest = other @ torch.linalg.lstsq(other, basis).solution
+            nearest = other @ torch.linalg.lstsq(other, basis, driver="gelsd").solution
             moved.append(nearest / nearest[pivots, columns])
         errors = (torch.stack(moved) - basis).square().mean(0).sqrt()
         full, full_errors = (

@@ -229,7 +229,8 @@ def _brackets_are_angular_momenta(findings: Findings, x: Float[Tensor, "n d"]) -
     first, second = (vector.gradient(few) for vector in vectors[:2])
     bracket = (first * apply_symplectic_form(second)).sum(1)
     basis = torch.stack([energy(few) * momentum(few) for momentum in momenta], 1)
-    left = bracket - basis @ torch.linalg.lstsq(basis, bracket[:, None]).solution[:, 0]
+    solution = torch.linalg.lstsq(basis, bracket[:, None], driver="gelsd").solution
+    left = bracket - (basis @ solution)[:, 0]
     return float(left.square().sum()) < TOLERANCE * float(bracket.square().sum())
 
 
@@ -247,7 +248,7 @@ def describe_decay(field: ParametricField, names: list[str], x: Float[Tensor, "n
     values, velocity = library(few), field(few)
     rates = torch.einsum("nmd,nd->nm", library.gradients(few), velocity)
     size = values.std(0)
-    matrix = torch.linalg.lstsq(values / size, rates / size).solution
+    matrix = torch.linalg.lstsq(values / size, rates / size, driver="gelsd").solution
     eigenvalues, vectors = torch.linalg.eig(matrix)
     sentences = []
     for k in range(len(eigenvalues)):

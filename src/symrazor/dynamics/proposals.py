@@ -203,7 +203,7 @@ def round_quantities(model: SymmetrisedNetwork) -> SymmetrisedNetwork | None:
 
 def _coordinates(rows: Float[Tensor, "k f"], basis: Float[Tensor, "m f"]) -> Float[Tensor, "k m"]:
     """Return the coordinates of the projections of rows on the span of a basis."""
-    coordinates: Tensor = torch.linalg.lstsq(basis.mT, rows.mT).solution.mT
+    coordinates: Tensor = torch.linalg.lstsq(basis.mT, rows.mT, driver="gels").solution.mT
     return coordinates
 
 

@@ -98,7 +98,8 @@ def baselines(
         rows = torch.cat([before, torch.ones_like(before[:, :1])], 1)
         size = rows.std(0).clamp_min(1e-12 * rows.abs().max())
         size[-1] = 1.0
-        map_ = torch.linalg.lstsq(rows / size, after).solution / size[:, None]
+        solution = torch.linalg.lstsq(rows / size, after, driver="gelsd").solution
+        map_ = solution / size[:, None]
 
         def linear(x: Tensor, t: float) -> Tensor:
             for _ in range(max(1, round(t / gap))):

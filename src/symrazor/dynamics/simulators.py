@@ -183,7 +183,7 @@ def velocity_estimates(
     t = t - t[:, size // 2, None]
     unit = t.abs().amax(1, keepdim=True)
     powers = torch.stack([(t / unit) ** k for k in range(degree + 1)], -1)
-    solution = torch.linalg.lstsq(powers, x).solution
+    solution = torch.linalg.lstsq(powers, x, driver="gels").solution
     return solution[:, 0], solution[:, 1] / unit
 
 
