@@ -27,7 +27,7 @@ from symrazor.bench.evidence import data, network
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.inference.laplace import laplace_evidence
+from symrazor.inference.evidence import laplace_evidence
 from symrazor.linalg.blocks import Dense, Kron
 
 TOLERANCE, TOLERANCE_64 = 1e-3, 1e-9

@@ -37,7 +37,6 @@ TESTED_BY = {
     "cli/run_folder.py": "runs/test_training.py",
     "cli/terminal.py": "cli/test_app.py",
     "core/errors.py": "curvature/test_coverage.py",
-    "core/evidence.py": "inference/test_laplace.py",
     "core/prior.py": "inference/test_razor.py",
     "core/text.py": "core/test_files_reading.py",
     "core/version.py": "cli/test_app.py",

@@ -5,7 +5,6 @@ from symrazor.core import startup as _startup  # isort: skip  # noqa: F401
 
 from symrazor import data, dynamics, groups, invariance, layers
 from symrazor.core.errors import CurvatureError, DivergenceError, UnsupportedParameterError
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import (
     Bernoulli,
     Categorical,
@@ -18,6 +17,7 @@ from symrazor.core.prior import GaussianPrior, Prior
 from symrazor.core.version import __version__
 from symrazor.discovery.api import discover
 from symrazor.discovery.result import Discovery
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.exact import exact_evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.core.likelihood import LIKELIHOODS, register_likelihood
-from symrazor.inference.laplace import laplace_evidence
+from symrazor.inference.evidence import laplace_evidence
 
 F64 = torch.float64
 

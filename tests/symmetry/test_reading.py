@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.core.evidence import Evidence
 from symrazor.data import digits
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor_config import latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
 from symrazor.symmetry.equivariance import layer_errors

@@ -25,14 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from symrazor.bench.measure import Runs, fresh_peak, interleave, peak_memory, write_rows
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import Curvature, CurvatureTask, Method, collect_curvature
 from symrazor.data import TensorLoader, digits
-from symrazor.inference.laplace import laplace_evidence
+from symrazor.inference.evidence import Evidence, laplace_evidence
 
 OUTPUTS = 10
 Padding = Literal["zeros", "reflect", "replicate", "circular"]

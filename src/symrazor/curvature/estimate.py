@@ -63,7 +63,7 @@ DEFAULT_MEMORY = 1.0
 ROOT_COPIES = 4
 """Arrays of the size of a root that exist at a time while it is computed."""
 AUTO = "auto"
-"""Structure that a `Razor` chooses by its cost; see `curvature.auto`."""
+"""Structure that a `Razor` chooses by its cost; see `inference.razor_config`."""
 BASIS_SEED = 0
 """Seed of the probes in the first pass of an exact estimate."""
 
@@ -75,7 +75,7 @@ class Method:
     Args:
         structure: "kron" (Kronecker factors), "ekfac" (second moments in their eigenbasis), "diag",
             "block" (dense per tensor), "full", "kernel" (full, over samples), a name given to
-            `register_structure`, or, for a `Razor`, "auto" (see `curvature.auto`).
+            `register_structure`, or, for a `Razor`, "auto" (see `inference.razor_config`).
         estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
             (gradients at the true labels; cheap, but not the curvature: for comparison).
         samples: probes per sample for "mc".

@@ -30,6 +30,24 @@ from symrazor.curvature.weight_sharing import LINEAR, Sharing, embedding_form
 if TYPE_CHECKING:
     from symrazor.curvature.operations import OperationRecorder
 
+ELEMENTWISE = frozenset(
+    "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv idiv rtruediv truediv "
+    "true_divide divide pow rpow maximum minimum where lerp addcmul addcdiv".split()
+)
+"""Names of broadcasting operations, without underscores."""
+
+JOINING = frozenset(("cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"))
+"""Names of operations that put tensors next to each other."""
+
+EXPANDING = frozenset(("expand", "expand_as", "repeat", "broadcast_to", "tile"))
+"""Names of operations that repeat a tensor, for example for every sample."""
+
+SHAPE_ONLY = frozenset(
+    "type_as view_as expand_as reshape_as to new_zeros new_ones new_empty new_full new_tensor "
+    "zeros_like ones_like empty_like full_like size dim numel shape device dtype ndim".split()
+)
+"""Names of functions whose results depend on a parameter only through its shape and type."""
+
 
 def _rows(x: Tensor) -> Float[Tensor, "n 1 1 o"]:
     return x.reshape(len(x), 1, 1, -1)
@@ -47,14 +65,6 @@ def linear_rows(rows: slice, total: int) -> Sharing:
         return F.pad(g, (start, total - stop)).reshape(len(g), -1, 1, total)
 
     return replace(LINEAR, outputs=outputs)
-
-
-def function_name(func: Any) -> str:
-    """Return the name of a function or property, without underscores."""
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        name = getattr(getattr(func, "__self__", None), "__name__", name)
-    return str(name).strip("_")
 
 
 def _linear(r: "OperationRecorder", func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
@@ -249,7 +259,7 @@ def _multi_head_attention(r: "OperationRecorder", func: Any, *args: Any, **kwarg
 
 
 def _recurrent(r: "OperationRecorder", func: Any, *args: Any) -> Any:
-    layer = RECURRENT_LAYERS.get(function_name(func)) or RECURRENT_CELLS.get(function_name(func))
+    layer = RECURRENT_LAYERS.get(func.__name__) or RECURRENT_CELLS.get(func.__name__)
     if layer is None:
         return NotImplemented
     return r.rerun(partial(layer, r.linear, r.mark_data), *args)

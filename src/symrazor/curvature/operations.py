@@ -35,10 +35,13 @@ from torch.overrides import TorchFunctionMode
 from symrazor.accelerate.torch_internals import flat_rnn_weights, is_checkpointing, tensor_version
 from symrazor.core.errors import UnsupportedParameterError
 from symrazor.curvature.operation_rules import (
+    ELEMENTWISE,
     EXPANDED,
+    EXPANDING,
+    JOINING,
     NAMED_RULES,
     RULES,
-    function_name,
+    SHAPE_ONLY,
     linear_rows,
 )
 from symrazor.curvature.uses import OperationUse, Use
@@ -46,24 +49,6 @@ from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
 
 _KIND = "_symrazor_kind"
 """Attribute of tensors that are computed from the data of a recorded pass."""
-
-ELEMENTWISE = frozenset(
-    "add radd iadd sub rsub isub subtract mul rmul imul multiply div rdiv idiv rtruediv truediv "
-    "true_divide divide pow rpow maximum minimum where lerp addcmul addcdiv".split()
-)
-"""Names of broadcasting operations, without underscores."""
-
-JOINING = frozenset(("cat", "concat", "concatenate", "stack", "hstack", "vstack", "where"))
-"""Names of operations that put tensors next to each other."""
-
-EXPANDING = frozenset(("expand", "expand_as", "repeat", "broadcast_to", "tile"))
-"""Names of operations that repeat a tensor, for example for every sample."""
-
-SHAPE_ONLY = frozenset(
-    "type_as view_as expand_as reshape_as to new_zeros new_ones new_empty new_full new_tensor "
-    "zeros_like ones_like empty_like full_like size dim numel shape device dtype ndim".split()
-)
-"""Names of functions whose results depend on a parameter only through its shape and type."""
 
 
 class OperationRecorder(TorchFunctionMode):
@@ -402,3 +387,11 @@ def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
 def _transposes(base: Tensor, result: Tensor, func: Any) -> bool:
     named = function_name(func) in ("t", "T", "mT", "transpose", "permute", "swapaxes")
     return named and result.dim() == 2 and result.stride() == base.stride()[::-1]
+
+
+def function_name(func: Any) -> str:
+    """Return the name of a function or property, without underscores."""
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        name = getattr(getattr(func, "__self__", None), "__name__", name)
+    return str(name).strip("_")

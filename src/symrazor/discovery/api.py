@@ -22,9 +22,8 @@ from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, pr
 from symrazor.data.datasets import Task, as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import MIN_STEPS
-from symrazor.discovery.comparison import Compared, compare
+from symrazor.discovery.comparison import Compared, compare, train_final
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.final import train_final
 from symrazor.discovery.invariances import TIME_SHARE, learn_invariances, wants_invariances
 from symrazor.discovery.question import (
     MakeLikelihood,

@@ -21,7 +21,6 @@ import torch
 from symrazor.accelerate.workers import cpu_workers
 from symrazor.core.files import write_atomically
 from symrazor.core.parameters import weights
-from symrazor.curvature.auto import exact_method
 from symrazor.curvature.estimate import Method
 from symrazor.data import Tensors
 from symrazor.discovery.question import (
@@ -32,6 +31,7 @@ from symrazor.discovery.question import (
     Tell,
     groups_as_json,
 )
+from symrazor.inference.razor_config import exact_method
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit

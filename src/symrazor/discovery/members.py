@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Categorical, Gaussian, Likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.data import TensorLoader, Tensors
@@ -37,6 +36,7 @@ from symrazor.discovery.budget import (
     evidence_interval,
 )
 from symrazor.discovery.question import Question, Structure, select, slug, subsample
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import State, copy_state
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, free_groups, path_groups, start_near_

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.evidence import Evidence
+from symrazor.inference.evidence import Evidence
 
 
 @dataclass(frozen=True)

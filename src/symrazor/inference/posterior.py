@@ -22,7 +22,7 @@ from symrazor.curvature.estimate import Curvature
 from symrazor.curvature.tape import record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import Input, call
-from symrazor.inference.laplace import log_curvatures
+from symrazor.inference.evidence import log_curvatures
 
 How = Literal["probit", "bridge", "mc", "sampling"]
 

@@ -30,12 +30,10 @@ from torch import Tensor, nn
 from symrazor.accelerate.devices import tf32
 from symrazor.accelerate.processes import broadcast_, max_over_processes, unwrap
 from symrazor.core.errors import DivergenceError
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import replace_options
-from symrazor.curvature.auto import resolve
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.estimate import (
     AUTO,
@@ -57,7 +55,8 @@ from symrazor.data.batches import (
     check_data_count,
     map_tensors,
 )
-from symrazor.inference.laplace import (
+from symrazor.inference.evidence import (
+    Evidence,
     hyper_gradient,
     laplace_evidence,
     log_curvatures,
@@ -72,6 +71,7 @@ from symrazor.inference.razor_config import (
     load_razor_state,
     razor_state,
     remember_razor,
+    resolve,
     starting_prior,
 )
 from symrazor.layers.relaxed import balance_

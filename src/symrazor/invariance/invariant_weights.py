@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import Hyper
 from symrazor.core.validation import check_choice
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.variational.posteriors import BlockCholesky
 from symrazor.invariance import mixture
 from symrazor.invariance.features import Averaged, NetworkFeatures

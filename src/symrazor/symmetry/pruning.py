@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, fx, nn
 
 from symrazor.data.batches import Loader
-from symrazor.inference.laplace import log_curvatures
+from symrazor.inference.evidence import log_curvatures
 from symrazor.inference.razor import Razor
 from symrazor.linalg.blocks import Dense, Diag, Kron
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.accelerate.processes import unwrap
-from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import json_ready
 from symrazor.curvature.estimate import Method
 from symrazor.data.batches import Input
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers

@@ -16,10 +16,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from symrazor.accelerate.devices import tf32
-from symrazor.core.evidence import Evidence
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.validation import check_at_least, check_choice
 from symrazor.data.batches import check_lengths
+from symrazor.inference.evidence import Evidence
 from symrazor.invariance import mixture
 from symrazor.invariance.invariant_weights import InvariantWeights, Sampling, check_labels
 from symrazor.invariance.lie_distributions import Nodes, Random

@@ -25,12 +25,12 @@ from symrazor.accelerate.processes import (
     unwrap,
     world,
 )
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
-from symrazor.data.streams import Column, as_samples, is_streamed
+from symrazor.data.streams import Column, as_samples
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig, copy_state, remember_razor
@@ -46,6 +46,7 @@ from symrazor.training.checkpoint import Checkpoints
 from symrazor.training.evidence_training import (
     EVALUATION_BATCH,
     Training,
+    is_pruned,
     max_curvature_batch,
     outputs,
     shared_outputs,
@@ -53,7 +54,6 @@ from symrazor.training.evidence_training import (
 from symrazor.training.fit_document import document_of
 from symrazor.training.loop import Callback, Record
 from symrazor.training.options import FitConfig
-from symrazor.training.pruning import gentler, is_pruned
 
 log = logging.getLogger("symrazor")
 
@@ -244,7 +244,7 @@ def fit(
     )
     pruned = [copy_state(module.state_dict()) for module in (model, likelihood)]
     _load(model, likelihood, initial)
-    options = gentler(options, options.epochs * len(first.data))
+    options = options.gentler(options.epochs * len(first.data))
     second = _train(model, likelihood, (x, y), test, options, callbacks, None)
     if second.evidence.log_evidence > first.evidence.log_evidence:
         return second
@@ -326,10 +326,11 @@ def _check_callbacks(callbacks: object) -> None:
 
 def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
     """Check a pair (x, y) and move it to a device."""
-    samples = as_samples(data, device)
-    if samples is not None:
-        return cast(Tensors, (Column(samples, 0), Column(samples, 1)))
     is_pair = isinstance(data, tuple | list) and len(data) == 2
+    if not is_pair or isinstance(data[0], np.memmap):
+        samples = as_samples(data, device)
+        if samples is not None:
+            return cast(Tensors, (Column(samples, 0), Column(samples, 1)))
     if is_pair:
         data = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in data]
     if not is_pair or not all(isinstance(part, Tensor) for part in data):
@@ -354,7 +355,7 @@ def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name
             f"{shape}. Change its forward method."
         )
     check_output_precision(f)
-    labels = y[:EVALUATION_BATCH] if is_streamed(y) else y
+    labels = y[:EVALUATION_BATCH] if isinstance(y, Column) else y
     likelihood.check(f.expand(len(labels), *f.shape[1:]), labels)
 
 

@@ -51,6 +51,10 @@ DEFAULT_WARMUP = 0.05
 """Fraction of all steps in which the learning rate rises."""
 BURN_IN_FRACTION = 0.2
 """Fraction of all steps before the first change of a hyperparameter."""
+GENTLE_PRECISION = 0.1
+"""Largest starting precision in the second training, and its factor to that of the first."""
+GENTLE_BURN_IN = 0.5
+"""Fraction of the second training before the first change of a hyperparameter."""
 N_INTERVALS = 60
 """Intervals into which a training is divided (one per step if there are fewer steps)."""
 WINDOW = 3
@@ -97,7 +101,7 @@ class FitConfig:
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         restart: whether a network whose weights the evidence has pruned is trained once more with a
-            weaker prior; see `symrazor.training.pruning`. The one with the higher evidence is
+            weaker prior; see `evidence_training.is_pruned`. The one with the higher evidence is
             returned. The second training saves no checkpoints.
         seed: seed of shuffling, augmentation and probes.
         save: directory for the checkpoints of a new run.
@@ -185,6 +189,19 @@ class FitConfig:
         """Return the minimum and maximum number of burn-in steps of `total` training steps."""
         shortest = int(total * BURN_IN_FRACTION) if self.burn_in is None else self.burn_in
         return shortest, shortest if self.burn_in_most is None else self.burn_in_most
+
+    def gentler(self, total_steps: int) -> "FitConfig":
+        """Return the options of a second training, of a network that the evidence has pruned."""
+        razor = self.razor
+        if isinstance(razor.prior_precision, int | float):
+            precision = GENTLE_PRECISION * min(1.0, razor.prior_precision)
+            razor = replace(razor, prior_precision=precision)
+        shortest, longest = self.burn_in_steps(total_steps)
+        burn_in = max(int(GENTLE_BURN_IN * total_steps), shortest)
+        longest = max(burn_in, longest)
+        return replace(
+            self, razor=razor, burn_in=burn_in, burn_in_most=longest, save=None, resume=None
+        )
 
     def fixed(self) -> dict[str, Any]:
         """Return the options that a resumed run must share, as plain JSON values.

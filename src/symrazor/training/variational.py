@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.validation import check_at_least, replace_nested
 from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.posterior import Prediction
 from symrazor.inference.variational.config import VariationalConfig
 from symrazor.inference.variational.network import Variational

@@ -22,8 +22,7 @@ from symrazor.core.likelihood.base import (
     register_likelihood,
 )
 from symrazor.core.likelihood.bernoulli import Bernoulli
-from symrazor.core.likelihood.calibration import calibration_error, confidence_sums
-from symrazor.core.likelihood.categorical import Categorical
+from symrazor.core.likelihood.categorical import Categorical, calibration_error, confidence_sums
 from symrazor.core.likelihood.gaussian import Gaussian, Heteroscedastic
 from symrazor.core.likelihood.ordinal import Ordinal
 from symrazor.core.likelihood.per_position import PerPosition

@@ -93,6 +93,14 @@ class Likelihood(nn.Module, ABC):
             mean = torch.stack([self.mean(outputs) for outputs in draws]).mean(0)
             return self._scores(mean, y, nll)
 
+    @torch.no_grad()
+    def gain_over_constant(self, f: Outputs, y: Tensor) -> float:
+        """Return the log likelihood of outputs f minus that of their mean for every datum."""
+        f = f.double()
+        constant = f.mean(0, keepdim=True).expand_as(f)
+        labels = y.double() if y.is_floating_point() else y
+        return float((self.nll(constant, labels) - self.nll(f, labels)).sum())
+
     def _scores(self, mean: Tensor, y: Tensor, nll: float) -> dict[str, float]:
         """Return the scores of a predictive mean: squared error, unless overridden."""
         error = mean - y.reshape(mean.shape).double()

@@ -1,10 +1,10 @@
-"""The categorical likelihood of class labels."""
+"""The categorical likelihood of class labels, and how well predicted classes are calibrated."""
 
 import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from symrazor.core.likelihood.base import (
@@ -18,7 +18,6 @@ from symrazor.core.likelihood.base import (
     device_of,
     register_likelihood,
 )
-from symrazor.core.likelihood.calibration import calibration_error
 
 
 @register_likelihood("categorical")
@@ -128,3 +127,24 @@ class Categorical(Likelihood):
                 f"Label {int(y[first])} at position {first} of the batch is not between 0 and "
                 f"{f.shape[1] - 1}: the model has {f.shape[1]} outputs."
             )
+
+
+def calibration_error(probabilities: Outputs, labels: Int[Tensor, " n"], bins: int = 15) -> float:
+    r"""Return the expected calibration error.
+
+    $\sum_b \frac{n_b}{n} |\mathrm{accuracy}_b - \mathrm{confidence}_b|$ over bins b of equal width
+    in confidence, the probability of the predicted class.
+    """
+    confidence, correct, _ = confidence_sums(probabilities, labels, bins)
+    return float((correct - confidence).abs().sum() / len(labels))
+
+
+def confidence_sums(
+    probabilities: Outputs, labels: Int[Tensor, " n"], bins: int
+) -> Float[Tensor, "3 bins"]:
+    """Return the sums of confidence and of correct predictions, and the count, of each bin."""
+    confidence, predicted = probabilities.detach().double().max(1)
+    correct = (predicted == labels.to(predicted.device)).double()
+    index = (confidence * bins).long().clamp(max=bins - 1)
+    terms = torch.stack([confidence, correct, torch.ones_like(correct)])
+    return terms.new_zeros(3, bins).index_add_(1, index, terms)

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.evidence import Evidence
 from symrazor.core.prior import GaussianPrior
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.variational.gaussian import GaussianPosterior, Point, kl
 
 

@@ -28,11 +28,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.evidence import Evidence
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood
 from symrazor.core.parameters import Hyper, hyperparameters, weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.data.batches import Input, batches, check_data_count, map_tensors
+from symrazor.inference.evidence import Evidence
 from symrazor.inference.posterior import Prediction, mixture_prediction
 from symrazor.inference.variational.bound import variational_evidence
 from symrazor.inference.variational.config import VariationalConfig, assign_posteriors

@@ -8,7 +8,7 @@ from discover_data import some_data
 
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
-from symrazor.discovery import final
+from symrazor.discovery import comparison
 from symrazor.discovery.api import answer_question
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.question import Options, Question
@@ -42,7 +42,7 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     data = some_data("vector", n=n)
     x, y = data.labelled
     question = Question("a", "?", candidates_for(data), (x, y), None, Categorical)
-    train, sizes = final.fit, []
+    train, sizes = comparison.fit, []
 
     def spoiled(model: torch.nn.Module, *arguments: object, **options: object) -> object:
         result = train(model, *arguments, **options)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     options = Options(epochs=6, starts=1, progress=False)
     kept = answer_question(question, options, lambda text: None)
     assert kept.final is not None
-    monkeypatch.setattr(final, "fit", spoiled)
+    monkeypatch.setattr(comparison, "fit", spoiled)
     told: list[str] = []
     spoilt = answer_question(question, options, told.append)
     assert spoilt.final is None

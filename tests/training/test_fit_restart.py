@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.training.pruning import gain_over_constant, gentler
 
 
 def _data(n: int = 60) -> tuple[Tensor, Tensor]:
@@ -25,11 +24,11 @@ def _fit(data: tuple[Tensor, Tensor], **options: object) -> sr.Fit:
 
 def test_the_gain_over_a_constant_is_that_of_the_mean_output() -> None:
     f = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
-    gain = gain_over_constant(sr.Categorical(), f, torch.tensor([0, 1]))
+    gain = sr.Categorical().gain_over_constant(f, torch.tensor([0, 1]))
     assert gain == pytest.approx(2 * math.log(2) - 2 * math.log(1 + math.exp(-2)), rel=1e-12)
     noise = sr.Gaussian(1.0)
     y = torch.tensor([[1.0], [3.0]])
-    assert gain_over_constant(noise, y, y) == pytest.approx(1.0, rel=1e-12)
+    assert noise.gain_over_constant(y, y) == pytest.approx(1.0, rel=1e-12)
 
 
 def test_a_pruned_network_is_trained_again_with_a_weaker_prior(
@@ -60,8 +59,9 @@ def test_labels_without_information_give_a_pruned_network() -> None:
 
 def test_the_second_training_is_gentler_and_saves_nothing() -> None:
     options = sr.FitConfig(burn_in=3, burn_in_most=4, save="folder")
-    second = gentler(options.change(prior_precision=50.0), 100)
+    second = options.change(prior_precision=50.0).gentler(100)
     assert second.razor.prior_precision == pytest.approx(0.1)
     assert second.burn_in_steps(100) == (50, 50)
     assert second.save is None
-    assert gentler(options.change(burn_in=80, burn_in_most=90), 100).burn_in_steps(100) == (80, 90)
+    longer = options.change(burn_in=80, burn_in_most=90).gentler(100)
+    assert longer.burn_in_steps(100) == (80, 90)

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.curvature import Method, auto, estimate_curvature
-from symrazor.curvature.auto import exact_method, resolve
+from symrazor.curvature import Method, estimate_curvature
+from symrazor.inference import razor_config
+from symrazor.inference.razor_config import exact_method, resolve
 
 AUTO = Method(structure="auto", estimator="mc")
 
@@ -50,13 +51,13 @@ def test_a_razor_uses_the_exact_matrix(as_option: bool) -> None:
 
 @pytest.mark.parametrize("one_shot", [False, True])
 def test_the_tighter_of_two_bounds_is_used(one_shot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "MAX_FULL_WEIGHTS", 0)
-    monkeypatch.setattr(auto, "MAX_KERNEL_ROWS", 0)
+    monkeypatch.setattr(razor_config, "MAX_FULL_WEIGHTS", 0)
+    monkeypatch.setattr(razor_config, "MAX_KERNEL_ROWS", 0)
     model, batches = _case()
     values = {}
     for block in (1, 12):
-        monkeypatch.setattr(auto, "MIN_BLOCK", 0)
-        monkeypatch.setattr(auto, "MAX_BLOCK_PRODUCTS", block * 12 * 4 * 51)
+        monkeypatch.setattr(razor_config, "MIN_BLOCK", 0)
+        monkeypatch.setattr(razor_config, "MAX_BLOCK_PRODUCTS", block * 12 * 4 * 51)
         razor = sr.Razor(model, "categorical", 12, structure="auto")
         evidence = razor.evidence(iter(batches) if one_shot else batches)
         bounds = [
