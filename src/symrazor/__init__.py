@@ -1,85 +1,36 @@
-"""symrazor learns which symmetries a network should have, from training data alone."""
+"""symrazor learns which symmetries a network should have, from training data alone.
+
+The public names are those of `symrazor.public`. They are imported, with torch, when one of them is
+first used, so that `symrazor --help` and `symrazor --version` start at once.
+"""
 
 # Importing startup first lets Ctrl-C end the command while torch is still loading.
 from symrazor.core import startup as _startup  # isort: skip  # noqa: F401
 
-from symrazor import data, dynamics, groups, invariance, layers
-from symrazor.core.errors import CurvatureError, DivergenceError, UnsupportedParameterError
-from symrazor.core.likelihood import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    Likelihood,
-    Poisson,
-)
-from symrazor.core.parameters import Hyper, interval, positive, real, weights
-from symrazor.core.prior import GaussianPrior, Prior
-from symrazor.core.version import __version__
-from symrazor.discovery.api import discover
-from symrazor.discovery.result import Discovery
-from symrazor.inference.evidence import Evidence
-from symrazor.inference.exact import exact_evidence
-from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import RazorConfig
-from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.equivariance import equivariance_error
-from symrazor.symmetry.exact import make_equivariant
-from symrazor.symmetry.export import save_network
-from symrazor.symmetry.reading import Reading, reading
-from symrazor.symmetry.relax import relax
-from symrazor.symmetry.replacement import relaxation, replace_batchnorm
-from symrazor.symmetry.tables import collapse_table
-from symrazor.training.audit import audit
-from symrazor.training.fit import Fit, fit
-from symrazor.training.options import FitConfig
-from symrazor.training.prequential import prequential
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "CurvatureError",
-    "Discovery",
-    "DivergenceError",
-    "Evidence",
-    "Fit",
-    "FitConfig",
-    "Gaussian",
-    "GaussianPrior",
-    "Hyper",
-    "Likelihood",
-    "Poisson",
-    "Prior",
-    "Razor",
-    "RazorConfig",
-    "Reading",
-    "UnsupportedParameterError",
-    "__version__",
-    "audit",
-    "collapse",
-    "collapse_table",
-    "data",
-    "discover",
-    "dynamics",
-    "equivariance_error",
-    "exact_evidence",
-    "fit",
-    "groups",
-    "interval",
-    "invariance",
-    "layers",
-    "make_equivariant",
-    "positive",
-    "prequential",
-    "reading",
-    "real",
-    "relax",
-    "relaxation",
-    "replace_batchnorm",
-    "save_network",
-    "weights",
-]
+from symrazor.core.version import __version__ as __version__
+
+if _TYPE_CHECKING:
+    from symrazor.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> _Any:
+        """Return a public name, or a package, which is then imported."""
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module 'symrazor' has no attribute {name!r}")
+        public = _import_module("symrazor.public")
+        globals().update({key: getattr(public, key) for key in public.__all__})
+        if name in public.__all__ or name == "__all__":
+            return getattr(public, name)
+        try:  # for example sr.inference, which `symrazor.public` has imported
+            return _import_module(f"symrazor.{name}")
+        except ModuleNotFoundError:
+            raise AttributeError(f"module 'symrazor' has no attribute {name!r}") from None
 
 
 def __dir__() -> list[str]:
     """Return the public names; the other packages are importable, but not part of `sr`."""
-    return sorted(__all__)
+    return sorted(_import_module("symrazor.public").__all__)

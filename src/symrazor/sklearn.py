@@ -26,9 +26,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
+from symrazor.core.choices import Task
 from symrazor.data import Dataset
 from symrazor.data.arrays import as_inputs
-from symrazor.data.datasets import Task, as_kind, recognise_kind
+from symrazor.data.datasets import as_kind, recognise_kind
 from symrazor.discovery.api import discover
 from symrazor.discovery.families import registered_kinds
 from symrazor.groups import Group

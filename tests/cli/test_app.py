@@ -11,13 +11,40 @@ from command import Call, run_command
 from run_case import reseal
 
 import symrazor as sr
+from symrazor.cli import app
 
 
 def test_help_and_version(call: Call) -> None:
     text = call("--help").stdout
-    verbs = ("discover", "report", "export", "predict", "data", "bench", "experiment", "completion")
-    assert all(verb in text for verb in verbs)
-    assert run_command("version").stdout.strip() == sr.__version__
+    assert all(f"\n  {name} " in text for name in app.COMMANDS)
+    assert call().stdout == text
+    assert run_command("--version").stdout.strip() == sr.__version__
+    assert call("version").stdout == call("-V").stdout == run_command("--version").stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["discover", "--help"]])
+def test_help_and_version_do_not_import_torch(arguments: list[str]) -> None:
+    program = (
+        "import sys\n"
+        "from symrazor.cli import app\n"
+        f"try: app.run({arguments})\n"
+        "except SystemExit: pass\n"
+        "assert 'symrazor' in sys.modules\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_help_shows_no_none_as_a_choice(call: Call, name: str) -> None:
+    assert "{None" not in call(name, "--help").stdout
+
+
+def test_an_unknown_command_is_explained(call: Call) -> None:
+    process = call("discovr")
+    assert process.returncode == 2
+    assert "Unknown command 'discovr'. Did you mean: symrazor discover?" in process.stderr
 
 
 def test_help_of_fit_shows_each_default_once(call: Call) -> None:
@@ -120,8 +147,8 @@ def test_text_of_the_user_is_not_markup(call: Call, tmp_path: Path) -> None:
     sr.discover(x, x[:, 0], epochs=1).save(tmp_path)
     document = json.loads((tmp_path / "discover.json").read_text())
     question = document["questions"][0]
-    question["question"], question["verdict"] = "what [/b] is it?", "A [red]linear[/] model."
-    question["headline"] = ""
+    question["question"] = "what [/b] is it?"
+    question["summary"]["recommendation"] = "A [red]linear[/] model."
     (tmp_path / "discover.json").write_text(json.dumps(document))
     reseal(tmp_path)
     process = call("report", str(tmp_path))

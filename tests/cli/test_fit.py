@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from symrazor.cli import app
-from symrazor.cli.fit import NO_OPTIONS, OptionError, initial_config
+from symrazor.cli.fit import NO_OPTIONS, initial_config
+from symrazor.core.errors import OptionError
 from symrazor.runs.config import SECTIONS, RunConfig
 
 HIDDEN_OPTIONS = [

@@ -84,7 +84,9 @@ def test_report_export_and_predict_read_the_run_folder(
     assert "60 images of 1 x 8 x 8, 2 classes" in said
     document = read_document(run)
     assert document == json.loads((tmp_path / "a").read_text())
-    assert document["questions"][0]["verdict"] in said
+    question = document["questions"][0]
+    assert f"{question['headline']} {question['summary']['certainty']}" in said
+    assert question["summary"]["recommendation"] in said
     assert (run / "evidence.png").read_bytes().startswith(b"\x89PNG")
     assert "torch.export.load" in (run / "README.txt").read_text()
     assert document["questions"][0]["calibration"]["on"] == "held-out data"
@@ -155,7 +157,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = sr.discover(data, **options)
 
     def stop(text: str) -> None:
-        if "2 of 6: one hidden layer, start 1, phase 2" in text:
+        if "phase 2 of 2 (2 epochs): 2 of 6, one hidden layer, start 1" in text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -10,6 +10,7 @@ import tyro
 
 import symrazor as sr
 from symrazor.cli.discover import Arguments
+from symrazor.cli.discover_work import options_of
 from symrazor.data import Dataset, dataset
 from symrazor.discovery import invariances
 from symrazor.discovery.families import grid_family
@@ -148,13 +149,13 @@ def test_when_invariances_are_learned() -> None:
     [([], None), (["--invariances"], True), (["--no-invariances"], False)],
 )
 def test_flags_set_the_option(flags: list[str], expected: bool | None) -> None:
-    assert tyro.cli(Arguments, args=flags).options().invariances is expected
+    assert options_of(tyro.cli(Arguments, args=flags)).invariances is expected
 
 
 def test_contradicting_flags_raise_an_error() -> None:
     both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
     with pytest.raises(ValueError, match="--invariances and --no-invariances exclude each other"):
-        both.options()
+        options_of(both)
 
 
 def test_too_few_evidence_steps_give_no_result(discovery: sr.Discovery) -> None:

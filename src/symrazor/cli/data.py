@@ -1,20 +1,27 @@
 """Define `symrazor data`: list and download official data sets."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from symrazor.cli.terminal import Flag, JsonFile, OptionalName, console, write_json
+from symrazor.cli.terminal import Flag, JsonFile, OptionalName, console, parsed_by, write_json
 from symrazor.data.download import PUBLISHERS, download
+
+Name = Literal["mnist", "fashion-mnist", "cifar-10"]
+_OptionalDataSet = Annotated[
+    Name | None,
+    parsed_by(str, get_args(Name)),
+    tyro.conf.arg(metavar="[NAME]", help_behavior_hint=""),
+]
 
 
 def data(
     action: tyro.conf.Positional[Literal["get", "list"]],
-    name: tyro.conf.Positional[Literal["mnist", "fashion-mnist", "cifar-10"] | None] = None,
+    name: tyro.conf.Positional[_OptionalDataSet] = None,
     out: Path = Path("data"),
     url: OptionalName = None,
     json_file: JsonFile = None,
@@ -24,7 +31,7 @@ def data(
 
     Args:
         action: list the data sets, or get one.
-        name: name of the data set.
+        name: mnist, fashion-mnist or cifar-10.
         out: folder; the files are written to OUT/NAME.
         url: another server with the same files.
         json_file: write the names of the files to this file.
@@ -34,7 +41,7 @@ def data(
     if action == "list":
         for known, source in PUBLISHERS.items():
             text = f"{known:<14} {source.description}, from {source.url}"
-            terminal.print(escape(text), highlight=False)
+            terminal.print(escape(text), soft_wrap=True, highlight=False)
         write_json(json_file, {known: source.url for known, source in PUBLISHERS.items()})
         return
     if name is None:

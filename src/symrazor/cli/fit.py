@@ -6,15 +6,22 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from symrazor.accelerate import processes
 from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, write_json
+from symrazor.core.errors import OptionError
 from symrazor.core.files import check_writable_file
 from symrazor.runs import run
 from symrazor.runs.config import HIDDEN, SECTIONS, RunConfig, read_config, refuse_code
@@ -85,13 +92,6 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
     return fit
 
 
-class OptionError(Exception):
-    """Options that a configuration rejects.
-
-    No ValueError: tyro would show one with its internal name of the section in front.
-    """
-
-
 def option_registry() -> ConstructorRegistry:
     """Return tyro's rules for the sections of a configuration, without fields of no effect."""
     registry = ConstructorRegistry()
@@ -115,10 +115,21 @@ def option_registry() -> ConstructorRegistry:
                 raise OptionError(str(error)) from error
 
         hidden = NO_OPTIONS.get(info.type, ())
-        options = tuple(option for option in spec.fields if option.name not in hidden)
+        options = tuple(_named(option) for option in spec.fields if option.name not in hidden)
         return StructConstructorSpec(instantiate, options)
 
     return registry
+
+
+def _named(option: StructFieldSpec) -> StructFieldSpec:
+    """Return an optional field with the placeholder of its type, instead of "{None}|PATH"."""
+    types = [kind for kind in get_args(option.type) if kind is not NoneType]
+    if NoneType not in get_args(option.type) or option.default is not None or len(types) != 1:
+        return option
+    name = "{True,False}" if types[0] is bool else getattr(types[0], "__name__", "VALUE").upper()
+    annotated: Any = Annotated  # mypy accepts no variable as the type of an Annotated
+    shown = tyro.conf.arg(metavar=name, help_behavior_hint="")
+    return replace(option, type=annotated[option.type, shown])
 
 
 def initial_config(arguments: Sequence[str]) -> RunConfig:

@@ -1,39 +1,25 @@
-"""Define `symrazor report`, `symrazor export` and `symrazor predict`, which take a run folder."""
+"""Define `symrazor report`, `symrazor export` and `symrazor predict`, which take a run folder.
+
+`symrazor.cli.run_folder_work` does the work; it needs torch, which help does not.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.markup import escape
 
-from symrazor.cli.terminal import (
-    Flag,
-    JsonFile,
-    OptionalFile,
-    OptionalName,
-    console,
-    print_verdict,
-    write_json,
-)
-from symrazor.core.text import printable
-from symrazor.runs.folder import (
-    export_network,
-    is_run_file,
-    network_folder,
-    read_document,
-    write_report,
-)
-from symrazor.runs.ownership import inside
-from symrazor.runs.predictions import predict as predict_with_run
-from symrazor.runs.predictions import write_predictions
-from symrazor.runs.records import is_fit_run
-from symrazor.symmetry.export import SUFFIXES, Format
+from symrazor.cli.terminal import Flag, JsonFile, OptionalFile, OptionalName, load
+from symrazor.core.choices import Format
 
 RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
 
 
 def report(
-    run: RunFolder, out: OptionalFile = None, json_file: JsonFile = None, quiet: Flag = False
+    run: RunFolder,
+    out: OptionalFile = None,
+    json_file: JsonFile = None,
+    verbose: Flag = False,
+    quiet: Flag = False,
 ) -> None:
     """Print the verdict of a run again, and write its report.
 
@@ -41,19 +27,10 @@ def report(
         run: run folder.
         out: file of the report; RUN/report.html by default.
         json_file: write all numbers to this file.
+        verbose: also print the evidence, the layers, and a table with all numbers.
         quiet: print nothing.
     """
-    document = read_document(run)
-    terminal = console(quiet)
-    for question in document["questions"]:
-        terminal.print(escape(printable(question["question"])), soft_wrap=True)
-        headline = question.get("headline", "")
-        print_verdict(terminal, headline, question["verdict"].removeprefix(f"{headline} "))
-    if "verdict" in document:
-        print_verdict(terminal, document["verdict"], "")
-    write_json(json_file, document)
-    file = write_report(run, document, out)
-    terminal.print(escape(f"Report: {file}"))
+    load("run_folder_work").report(run, out, json_file, verbose, quiet)
 
 
 def export(
@@ -76,14 +53,7 @@ def export(
         json_file: write name and size of the file to this file.
         quiet: print nothing.
     """
-    folder = run if is_fit_run(run) else network_folder(run, question)
-    target = inside(folder, f"network{SUFFIXES[form]}") if out is None else out
-    if out is None and is_fit_run(run) and is_run_file(run, target):
-        target = inside(folder, f"plain{SUFFIXES[form]}")
-    file = export_network(run, form, target, question, trust_code)
-    size = file.stat().st_size
-    write_json(json_file, {"file": str(file), "format": form, "bytes": size})
-    console(quiet).print(escape(f"{file} ({size:,} bytes)"), highlight=False)
+    load("run_folder_work").export(run, form, out, question, trust_code, json_file, quiet)
 
 
 def predict(
@@ -106,9 +76,4 @@ def predict(
         json_file: write the predictions to this file as JSON.
         quiet: print nothing but the predictions.
     """
-    predictions = predict_with_run(run, data, question, trust_code)
-    write_json(json_file, predictions.to_dict())
-    write_predictions(predictions, out)
-    if out is not None:
-        text = f"{len(predictions.values):,} predictions: {out}"
-        console(quiet).print(escape(text), highlight=False)
+    load("run_folder_work").predict(run, data, out, question, trust_code, json_file, quiet)

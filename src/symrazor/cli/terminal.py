@@ -3,13 +3,16 @@
 import json
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 from rich.text import Text
 
+from symrazor.core import startup
 from symrazor.core.files import write_atomically
 from symrazor.core.text import printable
 
@@ -40,22 +43,31 @@ JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE", hel
 """An option `--json FILE`."""
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 """An option `--name` that is off by default."""
-TABLE_WIDTH = 180
-"""Columns of output that is not a terminal; wide enough for the tables."""
+PIPED_WIDTH = 80
+"""Columns of tables in output that is not a terminal."""
 
 
-def console(quiet: bool = False) -> Console:
+def load(name: str) -> ModuleType:
+    """Import a module of this package. Until torch is imported, Ctrl-C ends the command at once."""
+    module = import_module(f"symrazor.cli.{name}")
+    if "torch" in sys.modules:
+        startup.raise_on_interrupt()
+    return module
+
+
+def console(quiet: bool = False, width: int | None = None) -> Console:
     """Return a console on standard output."""
-    return Console(quiet=quiet, width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    piped = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(quiet=quiet, width=width or piped)
 
 
-def print_verdict(target: Console, headline: str, details: str) -> None:
-    """Print a verdict with a bold headline; brackets in the text are not markup."""
+def print_verdict(target: Console, headline: str, details: str = "") -> None:
+    """Print a verdict with a bold headline, wrapped in a terminal; brackets are not markup."""
     headline, details = printable(headline), printable(details)
-    text = Text(headline, style="bold green")
+    text = Text(headline, style="bold")
     separator = " " if headline and details else ""
-    text.append(separator + details, style="not bold default")
-    target.print(text, soft_wrap=True, highlight=False)
+    text.append(separator + details, style="not bold")
+    target.print(text, soft_wrap=not target.is_terminal, highlight=False)
 
 
 def write_json(file: Path | None, value: Any) -> None:

@@ -32,3 +32,10 @@ class DivergenceError(ValueError, FloatingPointError):
 
 class CurvatureError(RuntimeError):
     """A curvature factor is not finite or not positive semi-definite."""
+
+
+class OptionError(Exception):
+    """Options that a configuration rejects.
+
+    No ValueError: tyro would show one with its internal name of the section in front.
+    """

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.choices import Kind
 from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import FileContents
-from symrazor.data.datasets import MAX_INFERRED_CLASSES, Kind
+from symrazor.data.datasets import MAX_INFERRED_CLASSES
 
 BYTES_PER_FIELD = 280
 """Memory that a field of a CSV file takes while it is read: measured with short fields."""

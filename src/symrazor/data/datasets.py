@@ -2,17 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from symrazor.core.choices import TASKS, Kind, Task
 from symrazor.data.batches import Tensors, check_batch, check_lengths
-
-Kind = Literal["image", "volume", "series", "set", "vector", "trajectory"]
-Task = Literal["classification", "regression"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-TASKS: tuple[Task, ...] = get_args(Task)
 
 MIN_SAMPLES = 20
 """Fewer samples carry no information about structure."""

@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.choices import Task
 from symrazor.core.files import reader
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
 from symrazor.data.csv_files import read_csv
-from symrazor.data.datasets import SHAPES, Dataset, Task, dataset, plural
+from symrazor.data.datasets import SHAPES, Dataset, dataset, plural
 from symrazor.data.folders import (
     SUFFIXES,
     class_folders,

@@ -189,6 +189,19 @@ class Answer:
         return " ".join(part for part in parts if part)
 
     @property
+    def summary(self) -> dict[str, str]:
+        """The sentences that a reader needs first, in parts."""
+        learned = self.invariances
+        return {
+            "certainty": " ".join(map(self._certainty, self.claims)),
+            "recommendation": self._recommendation(),
+            "score": self._final_score(),
+            "notes": " ".join(self.notes),
+            "invariances": learned.verdict if isinstance(learned, LearnedInvariances) else "",
+            "not_tested": learned if isinstance(learned, str) else "",
+        }
+
+    @property
     def verdict(self) -> str:
         """Headline and details as one paragraph."""
         return f"{self.headline} {self.details}"
@@ -298,6 +311,7 @@ class Answer:
             "question": self.question,
             "headline": self.headline,
             "verdict": self.verdict,
+            "summary": self.summary,
             "claims": [claim.to_dict() for claim in self.claims],
             "margin": self.margin,
             "chosen": self.recommended.name,

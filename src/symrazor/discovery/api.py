@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.choices import Task
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
-from symrazor.data.datasets import Task, as_kind
+from symrazor.data.datasets import as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final

@@ -16,10 +16,11 @@ import json
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -50,7 +51,7 @@ from symrazor.discovery.members import (
     log_scores,
     train_member,
 )
-from symrazor.discovery.question import Options, Question, Tell, select, subsample
+from symrazor.discovery.question import Options, Question, Step, Tell, select, subsample
 from symrazor.inference.evidence import Evidence
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import Interruption
@@ -112,7 +113,8 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     limit = MAX_COMPARISON_SHARE * 60 * options.minutes
     jobs_at_once = min(n_workers(options), options.starts * len(question.family.structures))
     with Workers(jobs_at_once, comparison) as workers, Interruption(folder is not None) as signals:
-        runner = _Runner(workers, compared, signals, tell, options.starts)
+        deadline = began + 60 * options.minutes if plan.costs else None
+        runner = _Runner(workers, compared, signals, tell, options.starts, deadline)
         runner.run(range(options.starts), steps)
         while compared.undecided and plan.costs:
             first, more = compared.n_starts, max(2, workers.count)
@@ -160,6 +162,7 @@ class _Runner:
     signals: Interruption
     tell: Tell
     n_planned: int
+    deadline: float | None = None
     seconds_per_start: float = 0.0
 
     def run(self, starts: Sequence[int], steps: _Steps) -> None:
@@ -191,15 +194,24 @@ class _Runner:
 
     def _train(self, jobs: Sequence[Job]) -> dict[tuple[str, int], Member]:
         members: dict[tuple[str, int], Member] = {}
+        began, phase = time.perf_counter(), jobs[0].phase + 1 if jobs else 1
+        stage = f"comparing networks, phase {phase} of 2 ({jobs[0].epochs} epochs)"
+        self.tell(Step(stage, 0, len(jobs), "", self._seconds_left(began, 0, len(jobs))))
         results = self.workers.run(train_member, jobs, self._stopped)
         for number, (index, member) in enumerate(results, 1):
             job = jobs[index]
             members[job.structure, job.start] = member
-            self.tell(
-                f"  {number} of {len(jobs)}: {job.structure}, start {job.start + 1}, phase "
-                f"{job.phase + 1}: {job.epochs} epochs"
-            )
+            left = self._seconds_left(began, number, len(jobs))
+            best, last = _best(members.values()), f"{job.structure}, start {job.start + 1}"
+            self.tell(Step(stage, number, len(jobs), best, left, last))
         return members
+
+    def _seconds_left(self, began: float, done: int, total: int) -> float | None:
+        """Return the time to the end of a timed run, or else of this stage."""
+        now = time.perf_counter()
+        if self.deadline is not None:
+            return max(0.0, self.deadline - now)
+        return (now - began) / done * (total - done) if done else None
 
     def _stopped(self) -> bool:
         """Return whether a signal ended the run; a SIGTERM ends it with its own exit code."""
@@ -295,3 +307,11 @@ def _is_better(final: Fit, compared: Fit, check: Tensors) -> bool:
 
 def _per_datum(evidence: Evidence) -> float:
     return float(evidence.per_datum)
+
+
+def _best(members: Iterable[Member]) -> str:
+    """Return the structure with the highest mean log evidence so far."""
+    values: dict[str, list[float]] = {}
+    for member in members:
+        values.setdefault(member.structure, []).append(member.log_evidence)
+    return max(values, key=lambda name: fmean(values[name]), default="")

@@ -25,6 +25,40 @@ UserGroup = str | Group
 """A group as users pass it: its name or the group itself."""
 
 
+class Step(str):
+    """A message that one step of a stage is done.
+
+    Args:
+        stage: what is running.
+        done: steps that are done.
+        total: steps of the stage.
+        best: the best network so far, or "".
+        seconds_left: estimated time to the end, or None.
+        last: the step that was done last, or "".
+    """
+
+    stage: str
+    done: int
+    total: int
+    best: str
+    seconds_left: float | None
+
+    def __new__(
+        cls,
+        stage: str,
+        done: int,
+        total: int,
+        best: str = "",
+        seconds_left: float | None = None,
+        last: str = "",
+    ) -> "Step":
+        """Return the message "stage: done of total, last" with its parts as attributes."""
+        step = super().__new__(cls, f"  {stage}: {done} of {total}{last and f', {last}'}")
+        step.stage, step.done, step.total = stage, done, total
+        step.best, step.seconds_left = best, seconds_left
+        return step
+
+
 @dataclass(frozen=True)
 class Structure:
     """One candidate network.

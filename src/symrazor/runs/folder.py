@@ -37,6 +37,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from symrazor.core.choices import Format
 from symrazor.core.files import (
     parse_json,
     reader,
@@ -81,7 +82,7 @@ from symrazor.symmetry.architecture import (
     write_architecture,
 )
 from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.export import Format, UndescribedError, save_network
+from symrazor.symmetry.export import UndescribedError, save_network
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.vocabulary import DTYPES
 from symrazor.training.evidence_training import outputs

@@ -26,7 +26,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import load_model, save_model
@@ -38,13 +38,13 @@ from symrazor.accelerate.torch_internals import (
     local_buffers,
     local_parameters,
 )
+from symrazor.core.choices import Format
 from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.layers.path import is_symrazor_module
 from symrazor.symmetry.vocabulary import CALLS, FUNCTIONS, METHODS, MODULES
 
-Format = Literal["torch", "safetensors", "onnx"]
 SUFFIXES: dict[str, str] = {"torch": ".pt2", "safetensors": ".safetensors", "onnx": ".onnx"}
 _FUNCTION_NAMES = {id(function): name for name, function in FUNCTIONS.items()}
 MAX_ONNX_BYTES = 2**31 - 2**20
