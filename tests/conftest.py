@@ -4,15 +4,14 @@ import itertools
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 from command import Call, Process
 from hypothesis import HealthCheck, settings
 from work import Work
 
+from symrazor.accelerate import clock
 from symrazor.cli import app
 
 # How long an example takes says what else the machine is doing; a test that hangs is stopped by
@@ -36,24 +35,20 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @pytest.fixture
-def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], float]]:
-    """Replace the clocks by one that the operations of torch advance, and return it.
+def work_clock() -> Iterator[Callable[[], float]]:
+    """Make budgets count a clock that the operations of torch advance, and return it.
 
     What has a time limit then does the same on every machine, at any load. On one thread: those of
     others are not counted.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with Work() as work:
         readings = itertools.count()  # each advances the clock, too: no loop waits for ever
 
         def now() -> float:
             return 3e-5 * work.operations + 3e-9 * work.numbers + 1e-6 * next(readings)
 
-        for clock in ("perf_counter", "monotonic"):
-            monkeypatch.setattr(time, clock, now)
-        yield now
-    torch.set_num_threads(threads)
+        with clock.counting(now):
+            yield now
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ class Clock:
     def __init__(self, seconds_per_job: float = 0.0) -> None:
         self.now, self.seconds_per_job = 0.0, seconds_per_job
 
-    def perf_counter(self) -> float:
+    def read(self) -> float:
         return self.now
 
 
@@ -77,7 +77,7 @@ def run(
     monkeypatch.setattr(comparison, "plan_question", lambda *_: (FitConfig(), plan))
     monkeypatch.setattr(comparison, "n_workers", lambda options: 1)
     monkeypatch.setattr(comparison, "train_member", trainings)
-    monkeypatch.setattr(comparison, "time", clock)
+    monkeypatch.setattr(comparison.clock, "now", clock.read)
     if out is not None:
         Options(out=out).unfinished_folder("a").mkdir(parents=True, exist_ok=True)  # type: ignore[union-attr]
     compared = compare(question, Options(minutes=10, out=out), lambda text: None)

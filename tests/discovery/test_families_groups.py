@@ -221,7 +221,7 @@ def test_digits_use_the_groups_of_the_user(monkeypatch: pytest.MonkeyPatch) -> N
             [groups.cyclic_permutations(4)],
             "Z4 consists of permutations of 4, but vectors of 5 need permutations of 5",
         ),
-        ("vector", [groups.cyclic(5)], "Groups for vectors must permute positions, got C5"),
+        ("vector", [groups.cyclic(5)], "matrices of 2 rows, but vectors have 5"),
         (
             "vector",
             ["cyclic", groups.cyclic(5)],

@@ -15,9 +15,11 @@ def test_best_state_is_kept_and_restored() -> None:
     x, y = data()
     model = mlp()
     razor = sr.Razor(model, "categorical", 40)
-    with pytest.raises(ValueError, match="call step\\(\\) after the burn-in"):
+    with pytest.raises(ValueError, match="call step\\(\\) twice after the burn-in"):
         razor.restore_best()
     train(model, razor, x, y)
+    razor.step([(x, y)])
+    assert razor.best is None  # the evidence of initial precisions does not count
     best = razor.step([(x, y)])
     good = copy.deepcopy(model.state_dict())
     with torch.no_grad():

@@ -17,6 +17,7 @@ from symrazor.bench import fit as fit_bench
 from symrazor.bench import layers as layers_bench
 from symrazor.bench.truth import main as truth_bench
 from symrazor.bench.truth.methods import MethodName
+from symrazor.bench.truth.runner import Time
 from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, console
 
 
@@ -41,6 +42,7 @@ class Arguments:
         methods: methods to run (truth only).
         tasks: names of tasks; by default all of the half (truth only).
         minutes: time of `discover` for each task (truth only).
+        time: what minutes count: CPU time of one thread, or wall time (truth only).
         jobs: number of processes with one thread each (truth only).
         small: run few tasks with little time (truth only).
         data: folder with mnist, fashion-mnist and cifar-10, which some tasks need (truth only).
@@ -65,6 +67,7 @@ class Arguments:
     methods: tuple[MethodName, ...] = ("discover",)
     tasks: tuple[str, ...] = ()
     minutes: float = truth_bench.Options.minutes
+    time: Time = truth_bench.Options.time
     jobs: int = 1
     small: Flag = False
     data: OptionalFolder = None
@@ -142,6 +145,7 @@ def _truth(arguments: Arguments) -> None:
         arguments.json_file,
         arguments.resume,
         device=arguments.device,
+        time=arguments.time,
     )
     truth_bench.main(options, show=partial(_print_table, quiet=arguments.quiet))
 

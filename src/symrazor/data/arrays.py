@@ -194,15 +194,18 @@ class Preparation:
         return self.inputs(data[0]), self.targets(data[1])
 
 
-def prepare(data: Dataset, same_scale: bool = False) -> Preparation:
+def prepare(data: Dataset, same_scale: bool = False, centred: bool = True) -> Preparation:
     """Return means and scales of the training data; warn about columns that are rounded away.
 
-    With `same_scale`, the features of a vector share one scale, because groups permute them.
+    With `same_scale`, the features of a vector share one scale, because groups mix them. Without
+    `centred`, inputs are only scaled, because matrices act about the origin.
     """
     x = data.x.transpose(1, 2) if data.kind == "set" else data.x
     x = x.unsqueeze(1) if same_scale and data.kind == "vector" else x
     mean, scale = moments(x)
     warn_if_coarse(mean, scale, x.dtype, _column_names(data, len(mean)), data.source)
+    if not centred:
+        mean, scale = torch.zeros_like(mean), (mean.square() + scale.square()).sqrt()
     target_mean, target_scale = torch.zeros(1).double(), torch.ones(1).double()
     if data.task == "regression" and data.y is not None:
         target_mean, target_scale = moments(data.y)

@@ -18,6 +18,7 @@ from symrazor.discovery.claims import MIN_PROBABILITY, Claim
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import NEUTRAL, Family
+from symrazor.discovery.wording import describe_invariance
 from symrazor.symmetry.verdict import (
     LayerReading,
     capitalize,
@@ -231,7 +232,7 @@ class Answer:
 
     def _leaning(self, claim: Claim) -> str:
         """Return the more probable answer, as a clause."""
-        if self.family.describe is not None:
+        if self.family.describe is describe_invariance or claim is not self.claims[0]:
             return f"{'invariant' if claim.leaning else 'not invariant'} is more probable"
         wording = self.family.wording or NEUTRAL
         sentence = wording.invariant if claim.leaning else wording.not_invariant

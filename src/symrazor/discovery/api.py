@@ -5,7 +5,6 @@ training data for the remaining time.
 """
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.accelerate import clock
 from symrazor.core.choices import Task
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
@@ -99,7 +99,8 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
     """Compare the candidates on one data set, and learn invariances of images."""
     data, test = split_held_out(data, options.held_out, options.seed)
     family = candidates_for(data, options.groups)
-    preparation = prepare(data, same_scale=bool(family.groups))
+    acts_by_matrices = any(group.permutations is None for group in family.groups.values())
+    preparation = prepare(data, bool(family.groups), centred=not acts_by_matrices)
     likelihood: MakeLikelihood = Categorical
     if data.task == "regression":
         likelihood = partial(Gaussian, outputs=data.outputs if data.outputs > 1 else None)
@@ -178,7 +179,7 @@ def _label_array(values: Any) -> Array:
 
 def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     """Compare the structures, then train the recommended one on all training data."""
-    started = time.perf_counter()
+    started = clock.now()
     compared = compare(question, options, tell)
     candidates = sorted(candidates_of(question, compared), key=lambda c: -c.log_evidence)
     claims = compared.claims
@@ -187,7 +188,7 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     answer = Answer(
         question.name, question.text, question.family, candidates, claims, notes, None, None, name
     )
-    seconds = 60 * options.minutes - (time.perf_counter() - started)
+    seconds = 60 * options.minutes - (clock.now() - started)
     final = train_final(question, compared, answer.recommended, options, seconds, tell)
     if final is not None:
         score(question, final, MAX_HELD_OUT, options.seed)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import math
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from symrazor.accelerate import clock
 from symrazor.accelerate.workers import cpu_workers
 from symrazor.core.files import write_atomically
 from symrazor.core.parameters import weights
@@ -190,9 +190,9 @@ def measure_costs(
     with torch.random.fork_rng([]):
         fit(structures[0].make(), (x, y), likelihood(), config=trial)  # one-time work
         for structure in structures:
-            started = time.perf_counter()
+            started = clock.now()
             history = fit(structure.make(), (x, y), likelihood(), config=trial).history
-            total = time.perf_counter() - started
+            total = clock.now() - started
             ends = [0.0, *(record["seconds"] for record in history)]
             epochs = [after - before for before, after in pairwise(ends)]
             training = min(epochs[0::2])
@@ -306,6 +306,8 @@ def comparison_config(question: Question, options: Options) -> FitConfig:
 
 def n_workers(options: Options) -> int:
     """Return the number of trainings that run at the same time."""
+    if not clock.is_wall_time():
+        return 1
     is_cpu = torch.device(options.resolved_device()).type == "cpu"
     return cpu_workers() if is_cpu else min(MAX_GPU_WORKERS, cpu_workers())
 
@@ -352,7 +354,7 @@ def stored_plan(file: Path | None, make: Callable[[], P]) -> FinalPlan | P:
 
 def _plan_by_time(question: Question, options: Options, config: FitConfig, tell: Tell) -> Plan:
     tell("  timing a short trial of each network")
-    started = time.perf_counter()
+    started = clock.now()
     family, workers, n = question.family, n_workers(options), len(question.train[1])
     config = replace(config, batch_size=batch_size(training_samples(n)))
     threads = torch.get_num_threads()
@@ -362,7 +364,7 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
         costs = measure_costs(family.structures, question.train, question.likelihood, config)
     finally:
         torch.set_num_threads(threads)
-    left = 60 * options.minutes - (time.perf_counter() - started)
+    left = 60 * options.minutes - (clock.now() - started)
     arguments = (costs, set(family.contains), n)
     plan = plan_comparison(*arguments, COMPARISON_SHARE * left, options.starts, workers)
     if plan.steps < MIN_STEPS:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import math
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,7 @@ from statistics import fmean
 
 import torch
 
+from symrazor.accelerate import clock
 from symrazor.accelerate.workers import Workers
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors
@@ -84,9 +84,15 @@ class Compared:
     @property
     def claims(self) -> tuple[Claim, ...]:
         """Return the claims about the symmetries of the family."""
-        symmetries = self.comparison.question.family.symmetries
-        claims = [claim_of(symmetry, self.members) for symmetry in symmetries]
-        return tuple(claim for claim in claims if claim is not None)
+        claims: dict[str, Claim] = {}
+        for symmetry in self.comparison.question.family.symmetries:
+            implied_by = claims.get(symmetry.follows_from)
+            if implied_by is not None and implied_by.holds is not False:
+                continue
+            claim = claim_of(symmetry, self.members)
+            if claim is not None:
+                claims[symmetry.name] = claim
+        return tuple(claims.values())
 
     @property
     def undecided(self) -> bool:
@@ -101,7 +107,7 @@ class Compared:
 
 def compare(question: Question, options: Options, tell: Tell) -> Compared:
     """Train all structures from several starts, within the time for the comparison."""
-    began = time.perf_counter()
+    began = clock.now()
     config, plan = plan_question(question, options, tell)
     folder = options.unfinished_folder(question.name)
     data = comparison_data(question.train, plan.samples, options.seed)
@@ -119,7 +125,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
         while compared.undecided and plan.costs:
             first, more = compared.n_starts, max(2, workers.count)
             more = min(more, MAX_STARTS - first)
-            spent = time.perf_counter() - began
+            spent = clock.now() - began
             fits = spent + runner.seconds_per_start * more <= limit
             if not steps.decide("more starts", more if fits else 0):
                 break
@@ -167,7 +173,7 @@ class _Runner:
 
     def run(self, starts: Sequence[int], steps: _Steps) -> None:
         """Train all structures from these starts and add the results."""
-        began = time.perf_counter()
+        began = clock.now()
         comparison, plan = self.compared.comparison, self.compared.plan
         family = comparison.question.family
         names = [structure.name for structure in family.structures]
@@ -180,7 +186,7 @@ class _Runner:
             share = sum(plan.costs[name].training for name in base)
             share /= share + sum(cost.training for cost in plan.costs.values())
             expected = share * plan.seconds * len(starts) / self.n_planned
-            slowdown = (time.perf_counter() - began) / expected if expected else 1.0
+            slowdown = (clock.now() - began) / expected if expected else 1.0
             shortest = min(epochs, MIN_EPOCHS)
             epochs = max(shortest, round(epochs / max(1.0, slowdown)))
         epochs = steps.decide("epochs", epochs)
@@ -190,11 +196,11 @@ class _Runner:
                 previous = first[family.contains.get(name, name), start]
                 jobs.append(Job(name, start, 1, epochs, previous))
         self.compared.members += self._train(jobs).values()
-        self.seconds_per_start = (time.perf_counter() - began) / len(starts)
+        self.seconds_per_start = (clock.now() - began) / len(starts)
 
     def _train(self, jobs: Sequence[Job]) -> dict[tuple[str, int], Member]:
         members: dict[tuple[str, int], Member] = {}
-        began, phase = time.perf_counter(), jobs[0].phase + 1 if jobs else 1
+        began, phase = clock.now(), jobs[0].phase + 1 if jobs else 1
         stage = f"comparing networks, phase {phase} of 2 ({jobs[0].epochs} epochs)"
         self.tell(Step(stage, 0, len(jobs), "", self._seconds_left(began, 0, len(jobs))))
         results = self.workers.run(train_member, jobs, self._stopped)
@@ -208,7 +214,7 @@ class _Runner:
 
     def _seconds_left(self, began: float, done: int, total: int) -> float | None:
         """Return the time to the end of a timed run, or else of this stage."""
-        now = time.perf_counter()
+        now = clock.now()
         if self.deadline is not None:
             return max(0.0, self.deadline - now)
         return (now - began) / done * (total - done) if done else None

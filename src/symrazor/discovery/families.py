@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural, register_shape
-from symrazor.discovery.claims import Claim
+from symrazor.discovery.grids import fully_connected_structure, grid_family
+from symrazor.discovery.matrix_groups import are_matrices, matrix_family
 from symrazor.discovery.question import (
     NEUTRAL,
     Family,
@@ -35,6 +36,13 @@ from symrazor.discovery.question import (
     UserGroup,
     Wording,
     slug,
+)
+from symrazor.discovery.wording import (
+    IMAGE_WORDING,
+    SERIES_WORDING,
+    SET_WORDING,
+    VECTOR_WORDING,
+    describe_invariance,
 )
 from symrazor.groups import (
     Group,
@@ -48,16 +56,8 @@ from symrazor.groups import (
 from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool, relaxed_over
 from symrazor.layers.path import Path
 from symrazor.layers.plain import (
-    Readout,
-    conv_channels,
-    convolutional,
-    fully_connected,
-    group_convolutional,
     perceptron,
 )
-from symrazor.layers.point_group import point_group
-from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, relax
-from symrazor.symmetry.replacement import relaxation
 from symrazor.symmetry.verdict import join_names
 
 MIN_POSITIONS = 4
@@ -128,120 +128,12 @@ def candidates_for(data: Dataset, groups: Sequence[UserGroup] | None = None) -> 
     return family if family.wording else replace(family, wording=kind.wording)
 
 
-def _fully_connected(shape: Sequence[int], outputs: int) -> Structure:
-    make = partial(fully_connected, shape, outputs)
-    return Structure("fully connected", make, "a fully connected network")
-
-
 def _free_path(channels: int, width: int, positions: Sequence[int]) -> Path:
     free = FC if math.prod(positions) <= MAX_DENSE_POSITIONS else FFC
     return free(channels, width, positions, out_shape=positions)
 
 
 # Images, volumes and series
-
-
-def relaxed_cnn(
-    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
-) -> nn.Module:
-    """Return the convolutional network with a free path beside every convolution."""
-    layers = _relaxed_layers(shape, outputs, width, groups)
-    return nn.Sequential(*layers, Readout(_maps(layers, shape)[0], outputs))
-
-
-def strict_cnn(
-    shape: Sequence[int],
-    outputs: int,
-    width: int | None,
-    groups: Sequence[UserGroup],
-    by_position: bool = False,
-) -> nn.Module:
-    """Return the relaxed network without its free paths: every layer is equivariant.
-
-    With `by_position`, the readout also sees the position of every feature.
-    """
-    layers = _relaxed_layers(shape, outputs, width, groups)
-    channels, *positions = _maps(layers, shape)
-    for index, layer in enumerate(layers):
-        if isinstance(layer, Relaxed):
-            layers[index] = Relaxed([path for path in layer.path_list if path.group is not None])
-    return nn.Sequential(*layers, Readout(channels, outputs, positions if by_position else None))
-
-
-def _relaxed_layers(
-    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
-) -> list[nn.Module]:
-    """Return the relaxed convolutional network without its pool, flattening and linear layer."""
-    model = relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups)
-    return list(model.children())[:-3]
-
-
-@torch.no_grad()
-def _maps(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the feature maps of one input."""
-    return tuple(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1:])
-
-
-def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
-    """Return the channels of the first convolution: a multiple of the order of every group."""
-    orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
-    multiple = math.lcm(*orders)
-    return multiple * math.ceil(conv_channels(shape) / multiple)
-
-
-def grid_family(
-    shape: Sequence[int], outputs: int, groups: Sequence[UserGroup] | None = None
-) -> Family:
-    """Return the three networks for grids of a shape; ValueError if a group does not fit."""
-    groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
-    known = (*TRANSLATIONS, *POINT_GROUPS)
-    unknown = [group for group in groups if isinstance(group, str) and group not in known]
-    if unknown:
-        raise ValueError(
-            f"Unknown group {unknown[0]!r}. Use {', '.join(known)}, or a file that ends with .json."
-        )
-    width = channels_for(shape, groups)
-    relaxed = partial(relaxed_cnn, shape, outputs, width, groups)
-    strict = partial(strict_cnn, shape, outputs, width, groups)
-    with torch.random.fork_rng([]):
-        _check_paths(
-            relax(convolutional(shape, outputs, width), torch.zeros(2, *shape), groups), groups
-        )
-    structures = [
-        Structure("relaxed", relaxed, "a relaxed CNN"),
-        Structure("convolutional", strict, "a plain CNN"),
-        Structure(
-            "positional",
-            partial(strict, by_position=True),
-            "a CNN with a readout by position",
-        ),
-        _fully_connected(shape, outputs),
-    ]
-    rivals = ["relaxed", "positional", "fully connected"]
-    symmetries = [Symmetry("translation", "convolutional", rivals)]
-    given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
-    if not given:
-        return Family(structures, "relaxed", "convolutional", symmetries)
-    # Networks with a point group built in are translation-invariant as well. Only networks that
-    # share this property tell what the group adds. More symmetry comes first: it is preferred
-    # among networks that predict equally well.
-    for fitting, group in sorted(given, key=lambda pair: pair[0].order):
-        make = partial(group_convolutional, shape, outputs, group, width)
-        structures.append(Structure(fitting.name, make, f"a CNN with {fitting.name} built in"))
-        smaller = [other.name for other, _ in given if other.order < fitting.order]
-        compared = ["convolutional", *smaller]
-        symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
-    return Family(structures, "relaxed", "convolutional", symmetries, describe=describe_invariance)
-
-
-def _check_paths(model: nn.Module, groups: Sequence[UserGroup]) -> None:
-    """Raise ValueError for a group of which no layer has a path; the message gives the reason."""
-    paths = [path for m in model.modules() if isinstance(m, Relaxed) for path in m.paths]
-    for group in groups:
-        name = group if group in TRANSLATIONS else point_group(group).name
-        if name not in [path.group for path in paths]:
-            reason = next(iter(relaxation(model).changed.values())).partition(f"no {name}: ")[2]
-            raise ValueError(f"Group {name} does not fit the data: {reason}")
 
 
 def _grid_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
@@ -282,13 +174,15 @@ def _set_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) ->
     structures = [
         Structure("relaxed", partial(make, free=True), "a relaxed Deep Sets network"),
         Structure("shared", make, "a Deep Sets network"),
-        _fully_connected((features, points), data.outputs),
+        fully_connected_structure((features, points), data.outputs),
     ]
     symmetries = (Symmetry("permutation", "shared", ("relaxed", "fully connected")),)
     return Family(structures, "relaxed", "shared", symmetries, permutes_points=True)
 
 
 def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
+    if groups is not None and are_matrices(groups):
+        return matrix_family(data, [group for group in groups if isinstance(group, Group)])
     if groups is not None:
         return permutation_family(data, groups)
     structures = [
@@ -331,21 +225,6 @@ def permutation_network(
     return nn.Sequential(*layers, SetPool("mean"), *head)
 
 
-def describe_invariance(claims: Sequence[Claim]) -> str:
-    """Return a headline: the groups under which the labels are invariant, as far as decided."""
-    holds = [claim.name for claim in claims if claim.holds]
-    broken = [claim.name for claim in claims if claim.holds is False]
-    undecided = [claim.name for claim in claims if claim.holds is None]
-    if not holds and undecided:
-        question = f"whether the labels are invariant under {join_names(undecided, 'or')}"
-        return f"Undecided: the data do not show {question}."
-    if not holds:
-        return f"Not invariant under {join_names(broken, 'or')}."
-    others = f", not under {join_names(broken, 'or')}" if broken else ""
-    others += f"; undecided for {join_names(undecided)}" if undecided else ""
-    return f"Invariant under {join_names(holds)}{others}."
-
-
 def _label(group: str) -> str:
     return f"a network with {group} built in"
 
@@ -380,7 +259,7 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
             Structure(g.name, partial(build, [g], free=False), _label(g.name))
             for g in position_groups
         ),
-        _fully_connected(shape, data.outputs),
+        fully_connected_structure(shape, data.outputs),
     ]
     n_maps = {g.name: equivariant_maps(defining(g), defining(g)).count for g in position_groups}
     symmetries = [
@@ -438,30 +317,8 @@ def _on_positions(group: UserGroup, data: Dataset, positions: Sequence[int]) -> 
     return group
 
 
-IMAGE_WORDING = Wording(
-    "Translation-invariant: position does not matter.",
-    "Not translation-invariant: position matters.",
-    "whether position matters",
-)
-_SERIES_WORDING = Wording(
-    "Invariant to shifts in time: it does not matter when something happens.",
-    "Not invariant to shifts in time: it matters when something happens.",
-    "whether it matters when something happens",
-    {r"\bon position\b": "on time"},
-)
-_SET_WORDING = Wording(
-    "Permutation-invariant: the order of the points does not matter.",
-    "Not permutation-invariant: the order of the points matters.",
-    "whether the order of the points matters",
-    {r"\bS\d+-equivariant": "permutation-equivariant"},
-)
-_VECTOR_WORDING = Wording(
-    "Linear: hidden layers do not improve the prediction.",
-    "Not linear: hidden layers improve the prediction.",
-    "whether hidden layers improve the prediction",
-)
 register_kind(DataKind("image", _grid_candidates, IMAGE_WORDING))
 register_kind(DataKind("volume", _grid_candidates, IMAGE_WORDING))
-register_kind(DataKind("series", _grid_candidates, _SERIES_WORDING))
-register_kind(DataKind("set", _set_candidates, _SET_WORDING))
-register_kind(DataKind("vector", _vector_candidates, _VECTOR_WORDING))
+register_kind(DataKind("series", _grid_candidates, SERIES_WORDING))
+register_kind(DataKind("set", _set_candidates, SET_WORDING))
+register_kind(DataKind("vector", _vector_candidates, VECTOR_WORDING))

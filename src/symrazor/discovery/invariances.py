@@ -6,7 +6,6 @@ copies, on the same data for as many epochs, and the two evidences are compared.
 """
 
 import math
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from symrazor.accelerate import clock
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset
 from symrazor.discovery.budget import (
@@ -165,7 +165,7 @@ def learn_invariances(
         subset=min(plan.samples, EVIDENCE_SUBSET),
     )
     train = select(question.train, subsample(n, plan.samples, options.seed))
-    started, fits = time.perf_counter(), []
+    started, fits = clock.now(), []
     for place, structure in zip(
         ("widths", "no-widths"), _structures(question, plan.name, options.seed), strict=True
     ):
@@ -174,7 +174,7 @@ def learn_invariances(
             model, likelihood = structure.make(), question.likelihood()
             resumed = replace(config, resume=folder and folder / place)
             fits.append(fit(model, train, likelihood, test=question.test, config=resumed))
-    seconds = time.perf_counter() - started
+    seconds = clock.now() - started
     size = f"{plan.samples:,} samples, {plan.epochs} epochs"
     tell(f"  invariances to transformations: {size} in {seconds:.0f} s")
     return LearnedInvariances(plan.name, *fits)
@@ -194,11 +194,11 @@ def _make_plan(
     n = min(len(question.train[1]), MAX_SAMPLES)
     if options.epochs is not None:
         return FinalPlan(network, options.epochs, n)
-    started = time.perf_counter()
+    started = clock.now()
     trial = (question.train[0][:TRIAL_SAMPLES], question.train[1][:TRIAL_SAMPLES])
     structures = _structures(question, network, options.seed)
     costs = measure_costs(structures, trial, question.likelihood, config).values()
-    spent = time.perf_counter() - started
+    spent = clock.now() - started
     limit = PLANNED_SHARE * (60 * options.minutes - spent)
 
     def seconds(samples: int, epochs: int) -> float:

@@ -82,11 +82,14 @@ class Symmetry:
         name: the property, such as "translation", "permutation" or "linear".
         structure: name of the structure that has the property built in.
         rivals: names of the structures without the property.
+        follows_from: name of a symmetry that implies this one; this one is asked about only if the
+            other does not hold. "" for none.
     """
 
     name: str
     structure: str
     rivals: Sequence[str]
+    follows_from: str = ""
 
 
 @dataclass(frozen=True)

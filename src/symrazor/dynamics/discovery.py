@@ -2,7 +2,6 @@
 
 import copy
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from symrazor.accelerate import clock
 from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
@@ -94,7 +94,7 @@ def discover(
         KeyboardInterrupt: SIGINT; with `resume`, after writing a checkpoint.
         SystemExit: SIGTERM with `resume`, after writing a checkpoint.
     """
-    started = time.monotonic()
+    started = clock.now()
     config = (config or DiscoverConfig()).change(**changes)
     if config.positions:
         warnings.warn(
@@ -133,7 +133,7 @@ def discover(
         model_name=chosen,
         equations=equations.get(chosen, []),
         rollouts=rollouts,
-        seconds=time.monotonic() - started,
+        seconds=clock.now() - started,
     )
 
 

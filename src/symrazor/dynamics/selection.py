@@ -32,7 +32,6 @@ is incomplete. Otherwise, and against no quantities at all, the lowest cost wins
 
 import copy
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -40,6 +39,7 @@ from typing import NamedTuple
 
 import torch
 
+from symrazor.accelerate import clock
 from symrazor.dynamics.algebra import (
     CLOSURE_TOLERANCE,
     GroupOrbits,
@@ -101,7 +101,7 @@ def train_and_select(
         FloatingPointError: no training of the selected model succeeded.
     """
     config = config or TrainConfig()
-    started = time.monotonic() - (journal.seconds if journal else 0.0)
+    started = clock.now() - (journal.seconds if journal else 0.0)
     plan = _journalled(journal, "plan", lambda: plan_steps(model, data, config))
     report = _ProgressReport(progress, plan.total)
     untimed = config.change(minutes=None, burn_in=0.0)
@@ -122,7 +122,7 @@ def train_and_select(
         models.append(SymmetrisedNetwork(model.network))
     timed = (candidate or winner).trained  # its speed tells how many final steps fit
     if config.minutes is not None and timed is not None:
-        seconds_left = 60 * config.minutes - (time.monotonic() - started)
+        seconds_left = 60 * config.minutes - (clock.now() - started)
         per_step = timed.seconds / plan.trial
         fits = int(PLANNED_TIME_FRACTION * seconds_left / (len(models) * per_step))
         final_plan = plan._replace(last=max(plan.trial, min(config.steps, fits)))

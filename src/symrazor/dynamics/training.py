@@ -9,7 +9,6 @@ costs no fit and leaves less to learn for the posterior.
 """
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.accelerate import clock
 from symrazor.accelerate.cuda_graphs import CUDAGraphCall
 from symrazor.accelerate.processes import single_process
 from symrazor.core.files import reading
@@ -124,10 +124,10 @@ def seconds_per_step(
         for step in range(2 * steps):
             if step == steps:
                 task.synchronise()
-                started = time.monotonic()
+                started = clock.now()
             task.step_at(0.0)
         task.synchronise()
-        return (time.monotonic() - started) / steps
+        return (clock.now() - started) / steps
 
 
 class DynamicsTask(Task):

@@ -6,7 +6,6 @@ plain CNN is the convolutional candidate trained by AdamW with weight decay and 
 over the whole time. Accuracies are on the 10,000 test images.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
+from symrazor.accelerate import clock
 from symrazor.accelerate.devices import resolve_device
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
@@ -114,11 +114,11 @@ def _train(model: nn.Module, data: Tensors, seconds: float, seed: int) -> int:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=1e-2)
     generator = torch.Generator().manual_seed(seed)
     schedule = Schedule(total=seconds)
-    started, epochs = time.perf_counter(), 0
+    started, epochs = clock.now(), 0
     while True:
         order = torch.randperm(len(data[1]), generator=generator).to(data[1].device)
         for index in order.split(128):
-            elapsed = time.perf_counter() - started
+            elapsed = clock.now() - started
             if elapsed >= seconds:
                 return epochs
             optimizer.param_groups[0]["lr"] = 1e-2 * schedule(elapsed)

@@ -94,8 +94,9 @@ class Razor:
     Attributes:
         prior: the prior; `razor.prior.precisions` are its precisions.
         likelihood: the likelihood, with its noise if it has one.
-        best: the highest evidence that `step` has found, or None.
+        best: the highest evidence that `step` has found after its first update, or None.
         best_state: model, prior and likelihood at the highest evidence, or None.
+        is_updated: whether `step` has updated the hyperparameters.
         latest: the latest result of `evidence` or `step`, or None.
         at_bound: prior groups whose precision is at a bound.
 
@@ -130,6 +131,7 @@ class Razor:
         self.method = self.config.method
         self.generator = torch.Generator().manual_seed(self.config.seed)
         self.training_steps = 0
+        self.is_updated = False
         self.best: Evidence | None = None
         self.latest: Evidence | None = None
         self.at_bound: list[str] = []
@@ -244,7 +246,8 @@ class Razor:
         self.latest = evidence
         if not past_burn_in:
             return evidence
-        self._keep_if_best(evidence)
+        if self.is_updated:  # initial precisions are no result
+            self._keep_if_best(evidence)
         gradient = {}
         if self.eta:
             self.generator.set_state(probe_state)
@@ -252,6 +255,7 @@ class Razor:
             gradient = self.hyper_gradient(loader, curvature, subset)
         self._update_prior(curvature)
         self._update_hyperparameters(gradient)
+        self.is_updated = True
         # Processes on different machines may round differently.
         broadcast_([*self.prior.parameters(), *self.eta.values()])
         self.at_bound = self.prior.clamp_()
@@ -429,7 +433,9 @@ class Razor:
     def restore_best(self) -> Evidence:
         """Restore model, prior and likelihood of the highest evidence that `step` has found."""
         if self.best is None or self.best_state is None:
-            raise ValueError("There is no best state yet: call step() after the burn-in first.")
+            raise ValueError(
+                "There is no best state yet: call step() twice after the burn-in first."
+            )
         self.model.load_state_dict(self.best_state["model"])
         self.prior.load_state_dict(self.best_state["prior"])
         self.likelihood.load_state_dict(self.best_state["likelihood"])

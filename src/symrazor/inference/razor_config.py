@@ -174,6 +174,7 @@ def razor_state(razor: "Razor") -> State:
         "eta_optimiser": None if eta_optimiser is None else deepcopy(eta_optimiser.state_dict()),
         "generator": razor.generator.get_state(),
         "training_steps": razor.training_steps,
+        "is_updated": razor.is_updated,
         "n_data": razor.n_data,
         "best": best,
         "best_state": razor.best_state,
@@ -190,6 +191,7 @@ def load_razor_state(razor: "Razor", state: State) -> None:
         razor.eta_optimiser.load_state_dict(state["eta_optimiser"])
     razor.generator.set_state(state["generator"])
     razor.training_steps = state["training_steps"]
+    razor.is_updated = state.get("is_updated", state["best"] is not None)
     for name, values in (state["best_state"] or {}).items():
         if _shapes(values) != _shapes(getattr(razor, name).state_dict()):
             raise ValueError(f"The best state of the checkpoint has another {name}.")

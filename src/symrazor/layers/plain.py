@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log2, prod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -121,27 +122,40 @@ def _with_pools(convs: Sequence[nn.Module], dims: int) -> list[nn.Module]:
     return [*layers[:-1], _GLOBAL_POOLS[dims](1), nn.Flatten()]
 
 
+Reads = Literal["position", "row", "column"] | None
+"""What a readout sees of the position of a feature."""
+
+
 class Readout(nn.Module):
     """Map feature maps to outputs: a global max pool and a linear layer.
 
     Args:
         channels: channels of the maps.
         outputs: number of outputs.
-        positions: with a size of the maps, a dense layer on all positions is added, which breaks
-            the symmetry. None for none.
+        positions: size of the maps.
+        reads: with "position", a dense layer on all positions is added, which breaks the symmetry.
+            "row" and "column" add a dense layer on the maxima over the other axis of images, which
+            leave the invariance to shifts along that axis. None adds nothing.
     """
 
-    def __init__(self, channels: int, outputs: int, positions: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, channels: int, outputs: int, positions: Sequence[int] = (), reads: Reads = None
+    ) -> None:
         super().__init__()
         self.linear = nn.Linear(channels, outputs)
-        self.by_position = None
-        if positions is not None:
-            self.by_position = nn.Linear(channels * prod(positions), outputs)
+        self.reads, self.by_position = reads, None
+        if reads is not None:
+            kept = prod(positions) if reads == "position" else positions[reads == "column"]
+            self.by_position = nn.Linear(channels * kept, outputs)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return the outputs for maps [n, channels, *size]."""
         pooled: Tensor = self.linear(maps.flatten(2).amax(2))
-        return pooled if self.by_position is None else pooled + self.by_position(maps.flatten(1))
+        if self.by_position is None:
+            return pooled
+        if self.reads != "position":
+            maps = maps.amax(3 if self.reads == "row" else 2)
+        return pooled + self.by_position(maps.flatten(1))
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:

@@ -15,7 +15,6 @@ import logging
 import signal
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from symrazor.accelerate import clock
 from symrazor.accelerate.processes import any_process, is_distributed, world
 from symrazor.core.errors import CurvatureError
 
@@ -49,7 +49,7 @@ class Task(ABC):
     def __init__(self) -> None:
         self.history: list[Record] = []
         self.seconds = 0.0
-        self._clock_origin = time.monotonic()
+        self._clock_origin = clock.now()
 
     @abstractmethod
     def finished(self) -> bool:
@@ -81,11 +81,11 @@ class Task(ABC):
 
     def start_clock(self) -> None:
         """Continue counting from `seconds`."""
-        self._clock_origin = time.monotonic() - self.seconds
+        self._clock_origin = clock.now() - self.seconds
 
     def update_clock(self) -> float:
         """Update and return `seconds`."""
-        self.seconds = time.monotonic() - self._clock_origin
+        self.seconds = clock.now() - self._clock_origin
         return self.seconds
 
 

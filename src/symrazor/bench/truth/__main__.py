@@ -25,6 +25,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--tasks", nargs="+", default=(), help="names of tasks; default: all of the half")
     add("--seeds", nargs="+", type=int, default=defaults.seeds)
     add("--minutes", type=float, default=defaults.minutes, help="time of discover per task")
+    add("--time", choices=("cpu", "wall"), default=defaults.time, help="what --minutes counts")
     add("--jobs", type=int, default=defaults.jobs, help="processes with one thread each")
     add("--small", action="store_true", help="few tasks and little time")
     add("--data", type=Path, help="folder with mnist, fashion-mnist and cifar-10")

@@ -12,7 +12,7 @@ from symrazor.bench.truth.check import Score, architecture_scores, oracle_margin
 from symrazor.bench.truth.methods import METHODS, Method, MethodName, run_discover
 from symrazor.bench.truth.registry import tasks
 from symrazor.bench.truth.result import write_result
-from symrazor.bench.truth.runner import append_rows, map_in_processes, read_rows, run
+from symrazor.bench.truth.runner import Time, append_rows, map_in_processes, read_rows, run
 from symrazor.bench.truth.scores import Row, agreement, per_task, reliability
 from symrazor.bench.truth.task import Task
 
@@ -41,6 +41,8 @@ class Options:
         read: run nothing, summarise the file of rows.
         check: compare the fixed architectures of each task instead.
         device: device of `discover`: "cpu", "cuda" or "auto".
+        time: what `minutes` counts: CPU time of one thread, or wall time. The first does not
+            depend on other programs.
         compare: file of rows of another run, to count claims with the same answer.
         result: write the tables to this file, for the benchmark pages.
         machine: description of the machine, for the result file.
@@ -61,6 +63,7 @@ class Options:
     read: bool = False
     check: bool = False
     device: str = "cpu"
+    time: Time = "cpu"
     compare: Path | None = None
     result: Path | None = None
     machine: str = ""
@@ -87,6 +90,7 @@ def main(options: Options, show: Show | None = None) -> list[Row]:
             file=options.json,
             resume=options.resume,
             stop_after=options.stop_after,
+            time=options.time,
             tell=partial(print, file=sys.stderr, flush=True),
         )
     if rows:

@@ -2,20 +2,22 @@
 
 import json
 import math
-import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
+from time import monotonic
+from typing import Literal, TypeVar
 
 import torch
 
+from symrazor.accelerate import clock
 from symrazor.bench.truth.check import Score
 from symrazor.bench.truth.methods import Method
 from symrazor.bench.truth.scores import Row, score
@@ -24,6 +26,7 @@ from symrazor.bench.truth.training import negative_log_likelihood, train_and_pre
 from symrazor.core.files import write_atomically
 
 Tell = Callable[[str], object]
+Time = Literal["cpu", "wall"]
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -36,6 +39,7 @@ class Job:
     task: Task
     seed: int
     data: Path | None = None
+    time: Time = "cpu"
 
 
 def run(
@@ -48,6 +52,7 @@ def run(
     file: Path | None = None,
     resume: bool = False,
     stop_after: float = math.inf,
+    time: Time = "cpu",
     tell: Tell = lambda text: None,
 ) -> list[Row]:
     """Return the rows of all methods, tasks and seeds.
@@ -62,6 +67,8 @@ def run(
         file: JSON lines are appended to this file, so that a stopped run keeps its rows.
         resume: leave out what the file has; its rows are returned as well.
         stop_after: minutes after which no further task is started.
+        time: what limits and run times count: the CPU time of one thread, which does not depend on
+            other programs, or wall time.
         tell: called with progress messages.
     """
     named = methods if isinstance(methods, Mapping) else {_name(methods): methods}
@@ -75,7 +82,7 @@ def run(
     for seed, task in product(seeds, usable):  # a stopped run has all tasks for its first seeds
         left = {name: m for name, m in named.items() if (name, task.name, seed) not in done}
         if left:
-            pending.append(Job(left, task, seed, data))
+            pending.append(Job(left, task, seed, data, time))
     finished_jobs = map_in_processes(run_job, pending, jobs, stop_after)
     for number, finished in enumerate(finished_jobs, 1):
         rows += finished
@@ -134,10 +141,10 @@ def map_in_processes(
         jobs: number of processes; 1 calls the function in this process.
         stop_after: minutes after which no further call is started.
     """
-    end = time.monotonic() + 60 * stop_after
+    end = monotonic() + 60 * stop_after
     if jobs == 1:
         for argument in arguments:
-            if time.monotonic() > end:
+            if monotonic() > end:
                 return
             yield function(argument)
         return
@@ -145,7 +152,7 @@ def map_in_processes(
     with ProcessPoolExecutor(jobs, get_context("spawn"), _use_one_thread) as pool:
         running: set[Future[R]] = set()
         while running or left:
-            while left and len(running) < jobs and time.monotonic() < end:
+            while left and len(running) < jobs and monotonic() < end:
                 running.add(pool.submit(function, left.popleft()))
             if not running:
                 return
@@ -161,6 +168,11 @@ def _use_one_thread() -> None:
 
 def run_job(job: Job) -> list[Row]:
     """Return the rows of one task and seed."""
+    with clock.cpu_time() if job.time == "cpu" else nullcontext():
+        return _run_job(job)
+
+
+def _run_job(job: Job) -> list[Row]:
     problem = job.task.make(job.seed, job.data)
     oracle_nll = None
     if job.task.oracle and problem.test_y is not None:
@@ -168,9 +180,9 @@ def run_job(job: Job) -> list[Row]:
         oracle_nll = float(negative_log_likelihood(prediction, problem.test_y).mean())
     rows: list[Row] = []
     for name, method in job.methods.items():
-        started = time.perf_counter()
+        started = clock.now()
         answer, message = _answer(method, problem)
-        seconds = time.perf_counter() - started
+        seconds = clock.now() - started
         rows += score(name, job.task, problem, answer, seconds, oracle_nll, message)
     return rows
 
