@@ -7,7 +7,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from symrazor.curvature import convolution, fast_backward
+from symrazor.accelerate import torch_internals
+from symrazor.accelerate.torch_internals import FastBackward, pad_circular
+from symrazor.curvature import convolution
 from symrazor.curvature.convolution import Geometry
 from symrazor.curvature.weight_sharing import sharing
 from symrazor.linalg.factor import gram
@@ -153,9 +155,9 @@ def test_fast_backward_matches_autograd(
     y = F.conv2d(x, w, None, stride, padding)
     g = torch.randn_like(y)
     (truth,) = torch.autograd.grad(y, x, g)
-    gradients = fast_backward._input_gradient(g, w.detach(), x.shape, stride, padding)
+    gradients = torch_internals._input_gradient(g, w.detach(), x.shape, stride, padding)
     torch.testing.assert_close(gradients.permute(0, 3, 1, 2), truth)
-    with fast_backward.FastBackward():
+    with FastBackward():
         y = F.conv2d(x, w, None, stride, padding, (1, 1), 1)
     torch.testing.assert_close(torch.autograd.grad(y, x, g)[0], truth)
 
@@ -168,7 +170,7 @@ def test_fast_backward_does_not_replace_dilation_and_groups(
     w = torch.randn(4, 2 // groups, 2, 2, dtype=F64)
     y = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     g = torch.randn_like(y)
-    with fast_backward.FastBackward():
+    with FastBackward():
         again = F.conv2d(x, w, None, (2, 2), (1, 1), dilation, groups)
     assert torch.equal(again, y)
     torch.testing.assert_close(torch.autograd.grad(again, x, g), torch.autograd.grad(y, x, g))
@@ -180,7 +182,7 @@ def test_fast_backward_keeps_gradients_of_computed_weights(stride: int) -> None:
     x = torch.randn(2, 2, 4, 4, dtype=F64, requires_grad=True)
     options = None, (stride, stride), (0, 0), (1, 1), 1
     (expected,) = torch.autograd.grad(F.conv2d(x * 1, source * 2, *options).sum(), source)
-    with fast_backward.FastBackward():
+    with FastBackward():
         y = F.conv2d(x * 1, source * 2, *options)
     (gradients,) = torch.autograd.grad(y.sum(), source)
     torch.testing.assert_close(gradients, expected)
@@ -200,7 +202,7 @@ def test_fast_backward_does_not_store_the_input(dims: int, last: bool) -> None:
     w = torch.randn(5, 4, *[3] * dims, dtype=F64, requires_grad=True)
     b = torch.randn(5, dtype=F64, requires_grad=True)
     plain = convolve(made, w, b, padding=1)
-    with fast_backward.FastBackward():
+    with FastBackward():
         y = convolve(made, w, b, padding=1)
     assert torch.equal(y, plain)
     for output, kept in ((plain, True), (y, False)):
@@ -221,14 +223,14 @@ def test_fast_backward_under_vmap() -> None:
 
     gradient = torch.func.vmap(torch.func.grad(total))
     expected = gradient(x)
-    with fast_backward.FastBackward():
+    with FastBackward():
         torch.testing.assert_close(gradient(x), expected)
 
 
 @pytest.mark.parametrize("amounts", [(1, 1), (0, 2, 3, 1), (1, 0, 0, 0, 2, 2)])
 def test_pad_circular_matches_torch(amounts: tuple[int, ...]) -> None:
     x = torch.randn(2, 3, *[4] * (len(amounts) // 2))
-    assert torch.equal(convolution.pad_circular(x, amounts), F.pad(x, amounts, mode="circular"))
+    assert torch.equal(pad_circular(x, amounts), F.pad(x, amounts, mode="circular"))
 
 
 @pytest.mark.parametrize("rows", [5, 200, 1000])

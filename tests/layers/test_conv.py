@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from symrazor.curvature.convolution import CircularPad
+from symrazor.accelerate.torch_internals import CircularPad
 from symrazor.layers import FFC, Conv, GConv, Path, Relaxed, ScaleConv, SConv, SE2Conv, SGConv
 from symrazor.testing import assert_close
 

@@ -1,20 +1,27 @@
-"""Collect the private and undocumented names of torch in one place.
+"""Collect what depends on the internals of torch: private names, and a cheaper backward pass.
+
+`FastBackward` replaces operations of any model by the ones in which torch would spend more time. It
+recognises them by how torch calls them, and relies on what their backward passes read.
 
 `tests/accelerate/test_torch_internals.py` checks each name and lists the code that depends on it.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
@@ -57,6 +64,9 @@ def is_checkpointing() -> bool:
     """Return whether hooks on saved tensors are active, such as those of torch.utils.checkpoint."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
+
+MAX_FEW_CHANNELS = 8
+"""Vector units hold 16 numbers: the gradient of at most this many channels leaves half unused."""
 
 PAD_FUNCTIONS = (F.pad, torch._C._nn.pad)
 """What a TorchFunctionMode sees for F.pad: the function itself or its C implementation."""
@@ -132,3 +142,191 @@ def weight_gradient_of_conv2d(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     backward: Callable[..., Any] = torch.ops.aten.convolution_backward
     steps = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
     return cast(Tensor, backward(g, x, weight, None, *steps)[1])
+
+
+def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
+    """Pad circularly like F.pad, but keep the memory layout."""
+    for axis in range(len(amounts) // 2):
+        low, high = amounts[2 * axis : 2 * axis + 2]
+        dim, size = x.dim() - 1 - axis, x.shape[-1 - axis]
+        if max(low, high) > size:
+            raise ValueError(
+                f"Circular padding of {max(low, high)} exceeds the size {size} of the input."
+            )
+        parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
+        x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
+    return x
+
+
+class CircularPad(torch.autograd.Function):
+    """`pad_circular` whose backward pass adds the padded border to the other side.
+
+    Autograd would send the gradient through a chain of slice copies, about thirty kernels, which
+    cost more than the convolution that follows.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
+        """Pad the last axes."""
+        return pad_circular(x, amounts)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
+        """Store the amounts of padding."""
+        ctx.amounts = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        """Add the gradient of the border to the pixels it was copied from."""
+        for axis in range(len(ctx.amounts) // 2):
+            low, high = ctx.amounts[2 * axis : 2 * axis + 2]
+            dim = g.dim() - 1 - axis
+            size = g.shape[dim] - low - high
+            inner = g.narrow(dim, low, size)
+            if low or high:
+                inner = inner.clone(memory_format=torch.preserve_format)
+            if high:
+                inner.narrow(dim, 0, high).add_(g.narrow(dim, low + size, high))
+            if low:
+                inner.narrow(dim, size - low, low).add_(g.narrow(dim, 0, low))
+            g = inner
+        return g, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Pad the tangent: the operation is linear."""
+        return pad_circular(tangent, ctx.amounts)
+
+
+class FastBackward(TorchFunctionMode):
+    """Replace operations while active; weights that are leaves get no gradient.
+
+    Circular padding uses `CircularPad`. Strided convolutions of few channels, and convolutions with
+    one output position, use `_Conv`. All other convolutions do not store their input, which only
+    the gradient of a weight would need.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace F.pad(..., mode="circular") and F.conv2d if that is faster."""
+        kwargs = kwargs or {}
+        if func in PAD_FUNCTIONS:
+            x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
+            mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+            if mode == "circular" and all(p >= 0 for p in amounts):
+                return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
+        elif func is F.conv2d and not kwargs and len(args) == 7 and _is_faster(*args):
+            return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
+        elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
+            address = _address(args[0])
+            if address is not None:
+                with saved_tensors_hooks(partial(_pack, address, args[0].shape), _unpack):
+                    return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _address(x: Tensor) -> int | None:
+    """Return the address of a tensor; None for traced or vmapped tensors, which have none."""
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return None
+
+
+def _pack(address: int, size: torch.Size, saved: Tensor) -> Tensor | Callable[[], Tensor]:
+    """Store only the layout of a convolution's input, recognised by its address.
+
+    The backward pass reads no more than its shape. (A reference to the input itself would be kept
+    alive by the hooks, which autograd stores.)
+    """
+    if saved.shape != size or saved.data_ptr() != address:
+        return saved
+    layout = saved.shape, saved.stride()
+    return partial(torch.empty_strided, *layout, dtype=saved.dtype, device=saved.device)
+
+
+def _unpack(stored: Tensor | Callable[[], Tensor]) -> Tensor:
+    return stored if isinstance(stored, Tensor) else stored()
+
+
+def _is_faster(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> bool:
+    """Return whether `_Conv` can replace a convolution and is faster."""
+    if x.device.type != "cpu" or x.dim() != 4 or not x.requires_grad:
+        return False
+    if not isinstance(stride, tuple) or not isinstance(padding, tuple):
+        return False
+    if groups != 1 or dilation != (1, 1) or not w.is_leaf or not (b is None or b.is_leaf):
+        return False
+    few_channels = min(stride) > 1 and w.shape[1] <= MAX_FEW_CHANNELS
+    reach = [x.shape[2 + d] + 2 * padding[d] - w.shape[2 + d] for d in (0, 1)]
+    return few_channels or all(0 <= r < step for r, step in zip(reach, stride, strict=True))
+
+
+class _Conv(torch.autograd.Function):
+    r"""F.conv2d whose backward pass to the input is a matrix product or a stride-1 convolution.
+
+    With one output position, $\partial x = g W$. Otherwise write input row $h = s j + m$ with block
+    j and $0 \le m < s$. Offset d of position t touches row $h = s t + d - p$, so that block j needs
+
+    $$ \partial x[s j + m] = \sum_b W_m[b]\, g[j + b], \qquad
+       W_m[b] = W[d], \; d = m + p - s b , $$
+
+    a convolution at stride 1 whose output channels are (m, channel), then unfolded into rows.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, stride: Any, padding: Any
+    ) -> Tensor:
+        ctx.size, ctx.stride, ctx.padding = x.shape, stride, padding
+        ctx.save_for_backward(w)
+        return F.conv2d(x, w, b, stride, padding)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (w,) = ctx.saved_tensors
+        n, c, height, width = ctx.size
+        if g.shape[2] == g.shape[3] == 1:
+            (ky, kx), (py, px) = w.shape[2:], ctx.padding
+            kernel = F.pad(w, (-px, px + width - kx, -py, py + height - ky)).permute(0, 2, 3, 1)
+            gradient = (g.reshape(n, -1) @ kernel.reshape(len(w), -1)).view(n, height, width, c)
+        else:
+            gradient = _input_gradient(g, w, ctx.size, ctx.stride, ctx.padding)
+        return gradient.permute(0, 3, 1, 2), None, None, None, None
+
+
+def _input_gradient(
+    g: Tensor, w: Tensor, size: torch.Size, stride: Sequence[int], padding: Sequence[int]
+) -> Float[Tensor, "n h w c"]:
+    (n, c, height, width), (sy, sx) = size, stride
+    rows, first, last = _taps(w.shape[2], sy, padding[0])
+    columns, left, right = _taps(w.shape[3], sx, padding[1])
+    kernel = w.new_zeros(sy, sx, c, len(w), last - first + 1, right - left + 1)
+    for m, d, b in rows:
+        for k, e, a in columns:
+            kernel[m, k, :, :, b - first, a - left] = w[:, :, d, e].T
+    j, i = -(-height // sy), -(-width // sx)
+    amounts = (-left, i + right - g.shape[3], -first, j + last - g.shape[2])
+    weight = kernel.flatten(0, 2).contiguous(memory_format=torch.channels_last)
+    blocks = F.conv2d(F.pad(g, amounts), weight).permute(0, 2, 3, 1)
+    split = blocks.reshape(n, j, i, sy, sx * c).transpose(2, 3)
+    return split.reshape(n, j * sy, i * sx, c)[:, :height, :width]
+
+
+def _taps(k: int, step: int, padding: int) -> tuple[list[tuple[int, int, int]], int, int]:
+    """Return (row m in a block, offset d, block distance b) of all taps; smallest and largest b."""
+    taps = [
+        (m, d, (m + padding - d) // step)
+        for m in range(step)
+        for d in range(k)
+        if (m + padding - d) % step == 0
+    ]
+    distances = [b for *_, b in taps]
+    return taps, min(distances), max(distances)

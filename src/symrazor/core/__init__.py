@@ -1,5 +1,5 @@
 """Define what every other package builds on.
 
-Hyperparameters, priors, likelihoods, the `Evidence` value, errors, option checks, resampling of
-grids and atomic file writes. May import: `accelerate`.
+Hyperparameters, priors, likelihoods, the `Evidence` value, errors, option checks and atomic
+file writes. May import: `accelerate`.
 """

@@ -11,14 +11,17 @@ from shift correlations of the padded input, otherwise from patches of a few sam
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.torch_internals import conv_padding, weight_gradient_of_conv2d
+from symrazor.accelerate.torch_internals import (
+    conv_padding,
+    pad_circular,
+    weight_gradient_of_conv2d,
+)
 from symrazor.linalg.factor import gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -72,62 +75,6 @@ def pad(x: Tensor, shape: Geometry) -> Tensor:
     if not any(amounts):
         return x
     return pad_circular(x, amounts) if mode == "circular" else F.pad(x, amounts, mode=mode)
-
-
-def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
-    """Pad circularly like F.pad, but keep the memory layout."""
-    for axis in range(len(amounts) // 2):
-        low, high = amounts[2 * axis : 2 * axis + 2]
-        dim, size = x.dim() - 1 - axis, x.shape[-1 - axis]
-        if max(low, high) > size:
-            raise ValueError(
-                f"Circular padding of {max(low, high)} exceeds the size {size} of the input."
-            )
-        parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
-        x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
-    return x
-
-
-class CircularPad(torch.autograd.Function):
-    """`pad_circular` whose backward pass adds the padded border to the other side.
-
-    Autograd would send the gradient through a chain of slice copies, about thirty kernels, which
-    cost more than the convolution that follows.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, amounts: tuple[int, ...]) -> Tensor:
-        """Pad the last axes."""
-        return pad_circular(x, amounts)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
-        """Store the amounts of padding."""
-        ctx.amounts = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        """Add the gradient of the border to the pixels it was copied from."""
-        for axis in range(len(ctx.amounts) // 2):
-            low, high = ctx.amounts[2 * axis : 2 * axis + 2]
-            dim = g.dim() - 1 - axis
-            size = g.shape[dim] - low - high
-            inner = g.narrow(dim, low, size)
-            if low or high:
-                inner = inner.clone(memory_format=torch.preserve_format)
-            if high:
-                inner.narrow(dim, 0, high).add_(g.narrow(dim, low + size, high))
-            if low:
-                inner.narrow(dim, size - low, low).add_(g.narrow(dim, 0, low))
-            g = inner
-        return g, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Pad the tangent: the operation is linear."""
-        return pad_circular(tangent, ctx.amounts)
 
 
 def patches(

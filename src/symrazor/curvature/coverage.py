@@ -23,8 +23,8 @@ from symrazor.accelerate.torch_internals import (
 )
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
-from symrazor.curvature.tape import record
-from symrazor.curvature.uses import Use, widened
+from symrazor.curvature.operations import record
+from symrazor.curvature.tape import Use, widened
 from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
 from symrazor.data.batches import Input, call, map_tensors
 

@@ -36,7 +36,7 @@ from symrazor.curvature.structures import (
     add_gradients,
     tensor_block,
 )
-from symrazor.curvature.uses import Use
+from symrazor.curvature.tape import Use
 from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 

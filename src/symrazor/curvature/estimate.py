@@ -25,6 +25,7 @@ from symrazor.accelerate.devices import (
     tf32,
 )
 from symrazor.accelerate.processes import is_distributed, unwrap, world
+from symrazor.accelerate.torch_internals import FastBackward
 from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
 from symrazor.core.parameters import weights
@@ -41,9 +42,9 @@ from symrazor.curvature.accumulate import (
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
-from symrazor.curvature.fast_backward import FastBackward
+from symrazor.curvature.operations import record
 from symrazor.curvature.structures import STRUCTURES, Bases, Structure
-from symrazor.curvature.tape import Tape, record
+from symrazor.curvature.tape import Tape
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
     Input,

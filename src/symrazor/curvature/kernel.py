@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symrazor.curvature.accumulate import Key, Statistics
 from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
-from symrazor.curvature.uses import Use
+from symrazor.curvature.tape import Use
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.jacobian_rows import (
     BatchRows,

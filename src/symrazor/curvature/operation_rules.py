@@ -5,7 +5,7 @@ not apply. Operations without a rule are broadcasting ones, which `OperationReco
 errors. A function that is a composition of others is replaced by these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.curvature.attention import multi_head_attention
 from symrazor.curvature.convolution import (
@@ -25,7 +25,7 @@ from symrazor.curvature.convolution import (
     functional_amounts,
 )
 from symrazor.curvature.recurrent import RECURRENT_CELLS, RECURRENT_LAYERS
-from symrazor.curvature.weight_sharing import LINEAR, Sharing, embedding_form
+from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing, embedding_form
 
 if TYPE_CHECKING:
     from symrazor.curvature.operations import OperationRecorder
@@ -65,6 +65,23 @@ def linear_rows(rows: slice, total: int) -> Sharing:
         return F.pad(g, (start, total - stop)).reshape(len(g), -1, 1, total)
 
     return replace(LINEAR, outputs=outputs)
+
+
+def is_linear_layer(layer: Layer, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether weight and bias are those of a registered linear layer."""
+    module = layer.module
+    if layer.registered is None or not isinstance(module, nn.Linear):
+        return False
+    return weight is module.weight and bias is module.bias and layer.weight is not None
+
+
+def replaced(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply a function to every tensor in nested sequences and mappings."""
+    if isinstance(value, Mapping):
+        return {key: replaced(part, change) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(replaced(part, change) for part in value)
+    return change(value) if isinstance(value, Tensor) else value
 
 
 def _linear(r: "OperationRecorder", func: Any, x: Any, weight: Any, bias: Any = None) -> Any:

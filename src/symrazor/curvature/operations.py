@@ -1,9 +1,10 @@
-r"""Record the operations of a model that use its parameters outside of registered layers.
+r"""Run a model on a batch, and record every use of its parameters on a tape.
 
-A parameter may be added to activations (a position, a class token), multiplied with them (a layer
-scale), shared by two modules (an embedding and a head), or passed to a function of torch
-(`F.linear`, attention, a recurrent layer). `OperationRecorder` sees every function call of a
-forward pass. It tells three kinds of tensors apart:
+No module or parameter is changed. Forward hooks record what each registered layer was called with.
+A parameter may also be added to activations (a position, a class token), multiplied with them (a
+layer scale), shared by two modules (an embedding and a head), or passed to a function of torch
+(attention, a recurrent layer). `OperationRecorder` sees every function call of a forward pass. It
+tells three kinds of tensors apart:
 
 | tensor | example | a call with it and ... |
 |---|---|---|
@@ -20,7 +21,9 @@ gradient of each sample is propagated through that computation.
 An operation without a rule raises `UnsupportedParameterError`, which names the parameter.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -42,13 +45,31 @@ from symrazor.curvature.operation_rules import (
     NAMED_RULES,
     RULES,
     SHAPE_ONLY,
+    is_linear_layer,
     linear_rows,
+    replaced,
 )
-from symrazor.curvature.uses import OperationUse, Use
+from symrazor.curvature.tape import OperationUse, Tape, Use, announced_copies
 from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
+from symrazor.data.batches import Input, call, map_tensors
 
 _KIND = "_symrazor_kind"
 """Attribute of tensors that are computed from the data of a recorded pass."""
+
+
+def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
+    """Run the model on one batch and record every use of its layers that acts on the outputs."""
+    recorder = OperationRecorder(layers)
+    x = map_tensors(x, lambda part: part.view_as(part))  # marks are set on own tensors only
+    map_tensors(x, recorder.mark_data)
+    with announced_copies() as announced, recorder.hooks(layers), recorder, torch.enable_grad():
+        f = call(model, x)
+    if not f.requires_grad:
+        raise ValueError(
+            "The model outputs do not depend on the trainable weights. Does the model run under "
+            "torch.no_grad() or call detach()?"
+        )
+    return Tape.of(f, recorder.uses, announced)
 
 
 class OperationRecorder(TorchFunctionMode):
@@ -56,12 +77,14 @@ class OperationRecorder(TorchFunctionMode):
 
     Args:
         layers: the model's layers.
-        uses: list to which uses are appended.
+
+    Attributes:
+        uses: what was recorded so far.
     """
 
-    def __init__(self, layers: Sequence[Layer], uses: list[Use]) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__()
-        self._uses = uses
+        self.uses: list[Use] = []
         self._depth = 0
         self._owners: dict[int, tuple[Layer, str, Tensor]] = {}
         for layer in layers:
@@ -70,6 +93,39 @@ class OperationRecorder(TorchFunctionMode):
         # Tensors computed from parameters: the tensor, the parameters it depends on, the tensor
         # that was expanded to one row per sample, and the tensor that it is the transpose of.
         self._computed: dict[int, _Computed] = {}
+
+    @contextmanager
+    def hooks(self, layers: Sequence[Layer]) -> Iterator[None]:
+        """Record the calls of registered layers within a context, in this thread only."""
+        by_module = {id(layer.module): layer for layer in layers if layer.registered is not None}
+        thread = threading.get_ident()
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if threading.get_ident() == thread:
+                self.enter_layer(args, kwargs)
+
+        def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
+            if threading.get_ident() != thread or not self.leave_layer(y):
+                return  # called on constants: its operations were recorded
+            layer = by_module[id(module)]
+            x = args[0] if args else next(iter(kwargs.values()))
+            if not isinstance(y, Tensor) or not isinstance(x, Tensor):
+                raise ValueError(f"Layer {layer.name!r} must map one tensor to one tensor.")
+            if not y.requires_grad:
+                raise ValueError(
+                    f"The output of layer {layer.name!r} has no gradient. Is the layer called "
+                    "under torch.no_grad()?"
+                )
+            self._record_layer(layer, x, y)
+
+        modules = [layer.module for layer in layers if layer.registered is not None]
+        handles = [module.register_forward_hook(leave, with_kwargs=True) for module in modules]
+        handles += [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def mark_data(self, *tensors: Tensor) -> None:
         """Mark tensors as computed from the data."""
@@ -133,12 +189,10 @@ class OperationRecorder(TorchFunctionMode):
             if not is_checkpointing():
                 return func(*args, **kwargs)
             # Store activations as usual: a recomputation would not see the recorded operations.
-            with saved_tensors_hooks(_identity, _identity):
+            with saved_tensors_hooks(lambda x: x, lambda x: x):
                 return func(*args, **kwargs)
         finally:
             self._depth -= 1
-
-    # Tensors that are computed from parameters.
 
     def _compute(
         self, func: Any, args: tuple[Any, ...], parameters: Sequence[Tensor], result: Any
@@ -164,8 +218,6 @@ class OperationRecorder(TorchFunctionMode):
                 sources[id(tensor)] = self._owners[id(tensor)]
         return sources
 
-    # Uses.
-
     def _use(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], parameters: list[Tensor]
     ) -> Any:
@@ -178,19 +230,21 @@ class OperationRecorder(TorchFunctionMode):
         if name in ELEMENTWISE:
             largest = max(filter(self.is_data, _tensors((args, kwargs))), key=Tensor.dim)
             change = partial(self.expanded, like=largest)
-            return self.run(func, *_replace(args, change), **_replace(kwargs, change))
+            return self.run(func, *replaced(args, change), **replaced(kwargs, change))
         if name in JOINING and all(self._per_sample(p) is not None for p in parameters):
-            return self.run(func, *_replace(args, self._per_sample), **kwargs)
+            return self.run(func, *replaced(args, self._per_sample), **kwargs)
         if all(self._per_sample(p) is not None for p in parameters):  # queries of a decoder
-            return self.rerun(func, *_replace(args, self._per_sample), **kwargs)
-        raise UnsupportedParameterError(
-            {
-                full_name: f"used by the operation {name!r} together with activations of shape "
-                f"{[list(t.shape) for t in _tensors((args, kwargs)) if self.is_data(t)]}, which "
-                "has no curvature rule; put the operation into a module and register the module"
-                for _, full_name, _ in self._sources(parameters).values()
-            }
+            return self.rerun(func, *replaced(args, self._per_sample), **kwargs)
+        shapes = [list(t.shape) for t in _tensors((args, kwargs)) if self.is_data(t)]
+        raise self._unsupported(
+            parameters,
+            f"used by the operation {name!r} together with activations of shape {shapes}, which "
+            "has no curvature rule; put the operation into a module and register the module",
         )
+
+    def _unsupported(self, parameters: Sequence[Tensor], reason: str) -> UnsupportedParameterError:
+        names = [name for _, name, _ in self._sources(parameters).values()]
+        return UnsupportedParameterError(dict.fromkeys(names, reason))
 
     def rerun(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function whose operations are recorded one by one."""
@@ -214,12 +268,10 @@ class OperationRecorder(TorchFunctionMode):
         """
         padded = (1,) * (like.dim() - len(shape)) + tuple(shape)
         if len(padded) > like.dim() or padded[0] != 1:
-            raise UnsupportedParameterError(
-                {
-                    name: f"combined with activations of shape {list(like.shape)} in the shape "
-                    f"{list(shape)}, which does not broadcast over samples, the first dimension"
-                    for _, name, _ in self._sources([value]).values()
-                }
+            raise self._unsupported(
+                [value],
+                f"combined with activations of shape {list(like.shape)} in the shape "
+                f"{list(shape)}, which does not broadcast over samples, the first dimension",
             )
         rows = value.reshape(padded).expand(len(like), *padded[1:])
         self._record(rows, value, EXPANDED, rows, linear=False)
@@ -248,7 +300,7 @@ class OperationRecorder(TorchFunctionMode):
         y: Tensor = self.run(F.linear, x, *parts)
         self.mark_data(y)
         owner = self._owners.get(id(weight))
-        if whole and owner is not None and _is_linear_layer(owner[0], weight, bias):
+        if whole and owner is not None and is_linear_layer(owner[0], weight, bias):
             self._record_layer(owner[0], x, y)
             return y
         form = LINEAR if whole else linear_rows(rows, total)
@@ -260,7 +312,7 @@ class OperationRecorder(TorchFunctionMode):
         return y
 
     def _record_layer(self, layer: Layer, x: Tensor, y: Tensor) -> None:
-        self._uses.append(Use(layer, x, get_gradient_edge(y), tensor_version(x), y.shape))
+        self.uses.append(Use(layer, x, get_gradient_edge(y), tensor_version(x), y.shape))
 
     def record_linear(
         self, y: Tensor, weight: Tensor, form: Sharing, x: Tensor, layout: str
@@ -283,13 +335,9 @@ class OperationRecorder(TorchFunctionMode):
         for layer, name, value in self._sources([d]).values():
             by_layer.setdefault(layer.name, (layer, {}))[1][name] = value
         for layer, targets in by_layer.values():
-            self._uses.append(
+            self.uses.append(
                 OperationUse(
-                    layer,
-                    x,
-                    edge,
-                    tensor_version(x),
-                    y.shape,
+                    *(layer, x, edge, tensor_version(x), y.shape),
                     own_form=form,
                     source=d,
                     targets=targets,
@@ -314,33 +362,6 @@ class _Computed:
     transposed: Tensor | None = None
 
 
-def settle_formats(uses: Sequence[Use]) -> None:
-    """Decide, layer by layer, whether the recorded uses have common Kronecker factors."""
-    by_layer: dict[str, list[Use]] = {}
-    for use in uses:
-        by_layer.setdefault(use.layer.name, []).append(use)
-    for same in by_layer.values():
-        layer = same[0].layer
-        operations = [use for use in same if isinstance(use, OperationUse)]
-        if not operations:
-            continue
-        layouts = {use.layout for use in operations}
-        if len(operations) < len(same):
-            layouts.add(_layout_of(layer.module))
-        factored = all(use.is_weight for use in operations) and len(layouts) == 1
-        if layer.registered is None:
-            (local,) = layer.local_names
-            layer.recorded[:] = [replace(operations[0].form, weight=local)] if factored else []
-        for use in same:
-            use.exact = not factored
-
-
-def _layout_of(module: nn.Module) -> str:
-    if isinstance(module, nn.Linear):
-        return "linear"
-    return "embedding" if isinstance(module, nn.Embedding) else "registered"
-
-
 def _parameters_of(layer: Layer) -> Iterator[tuple[str, Tensor]]:
     """Yield the full names and present values of a layer's parameters."""
     flat = flat_rnn_weights(layer.module)
@@ -349,18 +370,6 @@ def _parameters_of(layer: Layer) -> Iterator[tuple[str, Tensor]]:
         yield name, value
         if local in flat:
             yield name, flat[local]
-
-
-def _is_linear_layer(layer: Layer, weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether weight and bias are those of a registered linear layer."""
-    module = layer.module
-    if layer.registered is None or not isinstance(module, nn.Linear):
-        return False
-    return weight is module.weight and bias is module.bias and layer.weight is not None
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -373,15 +382,6 @@ def _tensors(value: object) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for part in value:
             yield from _tensors(part)
-
-
-def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply a function to every tensor in nested sequences and mappings."""
-    if isinstance(value, Mapping):
-        return {key: _replace(part, change) for key, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replace(part, change) for part in value)
-    return change(value) if isinstance(value, Tensor) else value
 
 
 def _transposes(base: Tensor, result: Tensor, func: Any) -> bool:

@@ -33,8 +33,7 @@ from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
-from symrazor.curvature.tape import Tape
-from symrazor.curvature.uses import Use, widened
+from symrazor.curvature.tape import Tape, Use, widened
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor

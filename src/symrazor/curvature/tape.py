@@ -1,30 +1,245 @@
-r"""Run a model on a batch and record, for every layer, its inputs and its output cotangents.
+r"""Define the tape: the record of one forward pass, with every use of every layer.
 
-No module or parameter is changed. Forward hooks record what each registered layer was called with,
-and `OperationRecorder` records all other operations with parameters. Gradient edges (positions in
-the autograd graph, which in-place activations cannot move) allow reading
+A `Use` is one call of a layer in the weight-sharing format, with its per-sample gradients. It keeps
+the input, and the gradient edge of the output (a position in the autograd graph, which in-place
+activations cannot move), which allows reading the cotangent
 
 $$ g_c = \left(\frac{\partial f}{\partial y}\right)^{\!\top} r_c $$
 
-for any vectors $r_c$ at the output. Only gradients of layer outputs are computed, never of weights.
+for any vectors $r_c$ at the model output f. Only gradients of layer outputs are computed, never of
+weights. `curvature.operations.record` makes a tape.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
+from torch.func import functional_call, jacfwd
 
 from symrazor.accelerate.torch_internals import tensor_version
-from symrazor.curvature.operations import OperationRecorder, settle_formats
-from symrazor.curvature.uses import Use, widened
-from symrazor.curvature.weight_sharing import Layer
-from symrazor.data.batches import Input, call, map_tensors
+from symrazor.curvature.weight_sharing import Layer, Sharing
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return numbers of 16 bits in float32, in which sums are computed; others unchanged."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+@dataclass
+class Use:
+    r"""One call of one layer, in the weight-sharing format.
+
+    A model may pass several copies of each sample through a layer, one after the other in the first
+    dimension: transformed images, frames of a film. They are further uses of the weight by the same
+    sample, so that [(n copies), s, k, f] is read as [n, (copies s), k, f].
+
+    If the model averages over copies and announces it (`announce_copies`), Kronecker factors may be
+    reduced over them. The gradient of one sample is $\sum_c g_c a_c^\top$, with input $a_c$,
+    cotangent $g_c$ and weight $w_c$ of copy c; it is approximated by
+    $(\sum_c g_c)(\sum_c w_c a_c)^\top$. The curvature then falls as the copies grow apart, which
+    tells the evidence how far apart they may be. Weights are shared by all samples or differ from
+    sample to sample; a copy that does not contribute has weight zero.
+
+    `own_form` is the format of a recorded operation (see `operations`). If the calls of a layer
+    have no common Kronecker factors, all of them are `exact`: they have per-sample gradients only.
+    """
+
+    layer: Layer
+    x: Tensor
+    edge: GradientEdge
+    version: int
+    y_shape: torch.Size
+    copies: int = 1
+    copy_weights: Tensor | None = None
+    own_form: Sharing | None = None
+    exact: bool = False
+
+    @property
+    def form(self) -> Sharing:
+        """The format of this call: that of its layer, or of a recorded operation."""
+        return self.layer.form if self.own_form is None else self.own_form
+
+    @property
+    def factored_weight(self) -> str | None:
+        """Full name of the weight if it has Kronecker factors; None if its block is exact."""
+        return None if self.exact else self.layer.factored_weight
+
+    @property
+    def rows(self) -> int:
+        """Number of (n, s) pairs: how often the weight was used in this call."""
+        formed = self.form.outputs(torch.empty(self.y_shape, device="meta"))
+        return formed.shape[0] * formed.shape[1]
+
+    def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
+        """Return an input of the layer in the format, by sample."""
+        return self._fold(self.form.inputs(widened(x)))
+
+    def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """Return a tensor of the layer's output shape in the format, by sample."""
+        return self._fold(self.form.outputs(widened(y)))
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the model averages over these copies."""
+        weights = self.copy_weights
+        return self.copies > 1 and weights is not None and weights.shape[-1] == self.copies
+
+    def mean_input(self, x: Tensor) -> Tensor:
+        """Average an input of the layer over the copies of each sample."""
+        if not self.averaged or self.copy_weights is None:
+            return x
+        split: Tensor = widened(x).unflatten(0, (-1, self.copies))
+        weights = self.copy_weights.to(x).expand(len(split), self.copies)
+        return torch.einsum("nc...,nc->n...", split, weights)
+
+    def summed_output(self, y: Tensor) -> Float[Tensor, "n s k o"]:
+        """Sum a cotangent of the layer's output over the copies of each sample."""
+        if not self.averaged:
+            return self.outputs(y)
+        split: Tensor = self.form.outputs(widened(y)).unflatten(0, (-1, self.copies))
+        return split.sum(1)
+
+    def shaping_gradient(self, name: str, g: Tensor) -> Float[Tensor, "n p"]:
+        r"""Return the gradients of a parameter that shapes the weight, by sample.
+
+        $J_n[p] = \sum_y g_n[y]\, \partial y_n / \partial p$: the cotangent of the output times the
+        derivative of the output. Lengthscales and anchor positions are few, so that this is cheap.
+        """
+        gradient = torch.einsum("ny,nyp->np", widened(g).flatten(1), self._tangents[name])
+        return gradient if self.copies == 1 else gradient.unflatten(0, (-1, self.copies)).sum(1)
+
+    def gradients(
+        self,
+        g: Tensor,
+        formed: Tensor | None = None,
+        names: Sequence[str] | None = None,
+        keep_graph: bool = False,
+    ) -> dict[str, Float[Tensor, "n p"]]:
+        """Return the gradients of the layer's tensors, by sample, in the parameters' layouts.
+
+        Args:
+            g: cotangent of the layer's output.
+            formed: `outputs(g)`, if it is known.
+            names: the tensors; by default all.
+            keep_graph: whether the gradients are differentiated afterwards.
+        """
+        layer, result = self.layer, dict[str, Tensor]()
+        formed = self.outputs(g) if formed is None else formed
+        for name in layer.tensors if names is None else names:
+            if name == layer.bias:
+                result[name] = formed.sum(1).flatten(1)
+            elif name == layer.weight:
+                a = self.inputs(self.input if keep_graph else self.input.detach())
+                blocks = torch.einsum("nsko,nski->nkoi", formed, a)
+                result[name] = torch.vmap(layer.form.from_blocks)(blocks).flatten(1)
+            else:
+                result[name] = self.shaping_gradient(name, g)
+        return result
+
+    def _fold(self, formed: Tensor) -> Tensor:
+        split: Tensor = formed.unflatten(0, (-1, self.copies))
+        return formed if self.copies == 1 else split.flatten(1, 2)
+
+    @property
+    def input(self) -> Tensor:
+        """The input; raises ValueError if it was overwritten after the call."""
+        if tensor_version(self.x) != self.version:
+            raise ValueError(
+                f"The input of layer {self.layer.name!r} was changed in-place after the layer was "
+                "called. Use the out-of-place operation."
+            )
+        return self.x
+
+    def release_input(self) -> None:
+        """Free the input; it may not be used afterwards."""
+        self.x = self.x.new_empty(0)
+        self.version = tensor_version(self.x)
+
+    @cached_property
+    def _tangents(self) -> dict[str, Float[Tensor, "n y p"]]:
+        """Derivatives of the output in each shaping parameter, by forward-mode differentiation."""
+        module = self.layer.module
+        tangents: dict[str, Tensor] = {}
+        for local, name in self.layer.shaping.items():
+            # Under functional_call the attribute is a tensor, not a parameter.
+            value: Tensor = attrgetter(local)(module)
+
+            def output(p: Tensor, local: str = local, value: Tensor = value) -> Tensor:
+                y: Tensor = functional_call(
+                    module, {local: p.reshape(value.shape)}, (widened(self.input),)
+                )
+                return y.flatten(1)
+
+            tangents[name] = jacfwd(output)(value.reshape(-1))
+        return tangents
+
+
+@dataclass
+class OperationUse(Use):
+    """One operation with a parameter, or with a tensor d that was computed from parameters.
+
+    Args:
+        source: the tensor d.
+        targets: the layer's parameters that d depends on, by full name.
+        linear: whether the operation is linear in activations; else the recorded edge is d itself,
+            expanded to one row per sample.
+        layout: name of the format, equal for operations whose factors can be added.
+    """
+
+    source: Tensor = field(default_factory=lambda: torch.empty(0))
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    linear: bool = False
+    layout: str = ""
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether this is a linear operation with the parameter itself."""
+        return self.linear and any(value is self.source for value in self.targets.values())
+
+    def gradients(
+        self,
+        g: Tensor,
+        formed: Tensor | None = None,
+        names: Sequence[str] | None = None,
+        keep_graph: bool = False,
+    ) -> dict[str, Float[Tensor, "n p"]]:
+        """Return the gradients of the parameters behind d, by sample."""
+        wanted = self.targets if names is None else {n: self.targets.get(n) for n in names}
+        targets = {name: value for name, value in wanted.items() if value is not None}
+        if not targets:
+            return {}
+        formed = self.outputs(g) if formed is None else formed
+        if self.linear:
+            a = self.inputs(self.input if keep_graph else self.input.detach())
+            blocks = torch.einsum("nsko,nski->nkoi", formed, a)
+            rows = torch.vmap(self.form.from_blocks)(blocks).flatten(1)
+        else:
+            rows = formed.sum(1).flatten(1)
+        for name, value in targets.items():
+            if value is self.source:
+                return {name: rows}
+        pulled: Sequence[Tensor | None] = torch.autograd.grad(
+            self.source,
+            list(targets.values()),
+            rows.reshape(-1, *self.source.shape).to(self.source.dtype),
+            is_grads_batched=True,
+            retain_graph=True,
+            create_graph=keep_graph,
+            allow_unused=True,
+        )
+        return {
+            name: rows.new_zeros(len(rows), value.numel())
+            if part is None
+            else part.reshape(len(rows), -1)
+            for (name, value), part in zip(targets.items(), pulled, strict=True)
+        }
 
 
 @dataclass
@@ -33,6 +248,18 @@ class Tape:
 
     f: Float[Tensor, "n k"]
     uses: list[Use]
+
+    @classmethod
+    def of(cls, f: Tensor, uses: Sequence[Use], announced: Sequence[Tensor]) -> "Tape":
+        """Return the tape of a pass, with the uses on which the outputs depend."""
+        acting = _ancestors(f)
+        uses = [use for use in uses if use.edge.node in acting]
+        for use in uses:
+            copies, remainder = divmod(use.y_shape[0], len(f))
+            use.copies = copies if copies and not remainder else 1  # else `verify` reports it
+            use.copy_weights = announced[-1] if announced else None
+        _settle_formats(uses)
+        return cls(widened(f), uses)
 
     def cotangents(
         self, root: Float[Tensor, "n k"], create_graph: bool = False, retain_graph: bool = True
@@ -48,44 +275,31 @@ class Tape:
         return list(torch.autograd.grad(self.f, edges, root, allow_unused=True, **options))
 
 
-def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
-    """Run the model on one batch and record every use of its layers that acts on the outputs."""
-    uses: list[Use] = []
-    _copies.weights, _copies.recording = None, True
-    recorder = OperationRecorder(layers, uses)
-    x = map_tensors(x, lambda part: part.view_as(part))  # marks are set on own tensors only
-    map_tensors(x, recorder.mark_data)
-    try:
-        with _recording_hooks(layers, uses, recorder), recorder, torch.enable_grad():
-            f = call(model, x)
-    finally:
-        weights, _copies.weights, _copies.recording = _copies.weights, None, False
-    if not f.requires_grad:
-        raise ValueError(
-            "The model outputs do not depend on the trainable weights. Does the model run under "
-            "torch.no_grad() or call detach()?"
-        )
-    acting = _ancestors(f)
-    uses = [use for use in uses if use.edge.node in acting]
+def _settle_formats(uses: Sequence[Use]) -> None:
+    """Decide, layer by layer, whether the recorded uses have common Kronecker factors."""
+    by_layer: dict[str, list[Use]] = {}
     for use in uses:
-        copies, remainder = divmod(use.y_shape[0], len(f))
-        use.copies = copies if copies and not remainder else 1  # else `verify` reports the layer
-        use.copy_weights = weights
-    settle_formats(uses)
-    return Tape(widened(f), uses)
+        by_layer.setdefault(use.layer.name, []).append(use)
+    for same in by_layer.values():
+        layer = same[0].layer
+        operations = [use for use in same if isinstance(use, OperationUse)]
+        if not operations:
+            continue
+        layouts = {use.layout for use in operations}
+        if len(operations) < len(same):
+            layouts.add(_layout_of(layer.module))
+        factored = all(use.is_weight for use in operations) and len(layouts) == 1
+        if layer.registered is None:
+            (local,) = layer.local_names
+            layer.recorded[:] = [replace(operations[0].form, weight=local)] if factored else []
+        for use in same:
+            use.exact = not factored
 
 
-_copies = threading.local()
-
-
-def announce_copies(weights: Float[Tensor, " c"] | Float[Tensor, "n c"]) -> None:
-    """Announce the weights with which a model averages over copies of each sample.
-
-    Weights add up to 1; they are the same for all samples, or given for each sample. They are kept
-    only while a pass is recorded: otherwise the graph behind them would never be freed.
-    """
-    if getattr(_copies, "recording", False):
-        _copies.weights = weights
+def _layout_of(module: nn.Module) -> str:
+    if isinstance(module, nn.Linear):
+        return "linear"
+    return "embedding" if isinstance(module, nn.Embedding) else "registered"
 
 
 def _ancestors(f: Tensor) -> set[Node]:
@@ -101,38 +315,24 @@ def _ancestors(f: Tensor) -> set[Node]:
     return nodes
 
 
+_copies = threading.local()
+
+
 @contextmanager
-def _recording_hooks(
-    layers: Sequence[Layer], uses: list[Use], recorder: OperationRecorder
-) -> Iterator[None]:
-    by_module = {id(layer.module): layer for layer in layers if layer.registered is not None}
-    thread = threading.get_ident()
-
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            recorder.enter_layer(args, kwargs)
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Any) -> None:
-        if threading.get_ident() != thread:  # another thread runs the same model
-            return
-        if not recorder.leave_layer(y):
-            return  # called on constants: its operations were recorded
-        layer = by_module[id(module)]
-        x = args[0] if args else next(iter(kwargs.values()))
-        if not isinstance(y, Tensor) or not isinstance(x, Tensor):
-            raise ValueError(f"Layer {layer.name!r} must map one tensor to one tensor.")
-        if not y.requires_grad:
-            raise ValueError(
-                f"The output of layer {layer.name!r} has no gradient. Is the layer called under "
-                "torch.no_grad()?"
-            )
-        uses.append(Use(layer, x, get_gradient_edge(y), tensor_version(x), y.shape))
-
-    modules = [layer.module for layer in layers if layer.registered is not None]
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
-    handles += [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
+def announced_copies() -> Iterator[list[Tensor]]:
+    """Collect what `announce_copies` announces within a context, in this thread."""
+    _copies.announced = []
     try:
-        yield
+        yield _copies.announced
     finally:
-        for handle in handles:
-            handle.remove()
+        del _copies.announced
+
+
+def announce_copies(weights: Float[Tensor, " c"] | Float[Tensor, "n c"]) -> None:
+    """Announce the weights with which a model averages over copies of each sample.
+
+    Weights add up to 1; they are the same for all samples, or given for each sample. They are kept
+    only while a pass is recorded: otherwise the graph behind them would never be freed.
+    """
+    if hasattr(_copies, "announced"):
+        _copies.announced.append(weights)

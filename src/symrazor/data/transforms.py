@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from symrazor.core.resampling import sample_grid
 from symrazor.data.embedded import on_canvas
+from symrazor.groups.lie import sample_grid
 
 NORMALISATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "mnist": ((0.1307,), (0.3081,)),

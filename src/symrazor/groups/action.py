@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from symrazor.core.resampling import Outside, sample_grid
 from symrazor.core.validation import check_choice
 from symrazor.groups.generators import grid_shape
 from symrazor.groups.group import Element, Group
+from symrazor.groups.lie import Outside, sample_grid
 
 PIXEL_TOLERANCE = 1e-9
 """A position at most this far from a pixel, in pixels, is on it."""

@@ -19,7 +19,7 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_choice
 from symrazor.curvature.estimate import Curvature
-from symrazor.curvature.tape import record
+from symrazor.curvature.operations import record
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import Input, call
 from symrazor.inference.evidence import log_curvatures

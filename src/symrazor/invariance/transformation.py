@@ -27,8 +27,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, interval, real
-from symrazor.core.resampling import sample_grid
-from symrazor.groups.lie import LieAlgebra
+from symrazor.groups.lie import LieAlgebra, sample_grid
 from symrazor.invariance.lie_distributions import AffineLie, Group, LieDistribution, Widths
 
 Poses = Literal["within", "anywhere", "none"]

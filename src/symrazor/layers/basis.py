@@ -21,9 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, positive, real
-from symrazor.core.resampling import recurrence_steps
 from symrazor.core.validation import check_choice
 from symrazor.groups.action import grid_positions
+from symrazor.groups.lie import recurrence_steps
 from symrazor.layers.path import is_integer, is_real
 
 Form = Literal["sum", "interpolate"]

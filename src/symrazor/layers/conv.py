@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate.torch_internals import conv_padding, has_hooks
+from symrazor.accelerate.torch_internals import CircularPad, conv_padding, has_hooks, pad_circular
 from symrazor.core.validation import check_choice
-from symrazor.curvature.convolution import CircularPad, Geometry, pad_circular
+from symrazor.curvature.convolution import Geometry
 from symrazor.layers.path import Path, Shape, checked_shape, is_integer, is_symbolic, new_parameter
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS, Reduction, Subsample
 
@@ -199,8 +199,11 @@ class FilterPath(Path):
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *small"]:
         """Convolve, then subsample."""
         self.check(x)
-        y: Tensor = self.subsampling(sum_of_convolutions([self.conv], x))
-        return y
+        return self.subsampled(sum_of_convolutions([self.conv], x))
+
+    def subsampled(self, y: Float[Tensor, "n d *size"]) -> Float[Tensor, "n d *small"]:
+        """Subsample the output of the filter, or of a sum of filters."""
+        return y if self.subsampling.stride == 1 else self.subsampling(y)
 
     def without_subsampling(self) -> nn.Module:
         """Return the filter alone, at stride 1, as torch.nn modules."""

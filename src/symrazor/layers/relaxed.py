@@ -50,8 +50,7 @@ def _sum_of_paths(paths: Sequence[nn.Module], x: Tensor) -> Tensor:
         y: Tensor = paths[0](x)
         return y
     filters[0].check(x)
-    y = filters[0].subsampling(sum_of_convolutions([path.conv for path in filters], x))
-    return y
+    return filters[0].subsampled(sum_of_convolutions([path.conv for path in filters], x))
 
 
 class Relaxed(nn.Module):

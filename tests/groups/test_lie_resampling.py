@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.core.resampling import recurrence_steps, sample_grid
+from symrazor.groups.lie import recurrence_steps, sample_grid
 
 SHAPES = [(9,), (8, 8), (8, 11), (12, 5), (5, 6, 7)]
 
