@@ -39,7 +39,8 @@ def _orthonormal(rows: Float[Tensor, "m n"]) -> Float[Tensor, "r n"]:
     if not len(rows):
         return rows
     _, sigma, V = torch.linalg.svd(rows, full_matrices=False)
-    return V[sigma > FORM_TOLERANCE * max(1.0, float(sigma.max()))]
+    basis: Tensor = V[sigma > FORM_TOLERANCE * max(1.0, float(sigma.max()))]
+    return basis
 
 
 class InvariantForms(nn.Module):

@@ -155,7 +155,8 @@ class Readout(nn.Module):
             return pooled
         if self.reads != "position":
             maps = maps.amax(3 if self.reads == "row" else 2)
-        return pooled + self.by_position(maps.flatten(1))
+        at_positions: Tensor = self.by_position(maps.flatten(1))
+        return pooled + at_positions
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
