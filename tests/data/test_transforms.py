@@ -183,7 +183,7 @@ def test_quadrants_are_a_canvas_of_56_made_32_and_normalised() -> None:
 
 
 def test_work_on_images_is_proportional_to_their_number() -> None:
-    """About 22 numbers are written for each pixel of the canvas, by operations on many images."""
+    """About 31 numbers are written for each pixel of the canvas, by operations on many images."""
     numbers = []
     for n in (2_000, 4_000):
         x, y = torch.rand(n, 1, 28, 28), torch.zeros(n, dtype=torch.int64)
@@ -192,7 +192,7 @@ def test_work_on_images_is_proportional_to_their_number() -> None:
             quadrants(x, y, "digit")
         numbers.append(work.numbers)
         assert work.operations < 100
-        assert work.numbers < 30 * n * 32**2
+        assert work.numbers < 40 * n * 32**2
     assert numbers[1] < 2.1 * numbers[0]
 
 

@@ -22,7 +22,7 @@ An operation without a rule raises `UnsupportedParameterError`, which names the 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,9 +165,14 @@ class OperationRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._depth:
             return self.run(func, *args, **kwargs)
-        tensors = list(_tensors((args, kwargs)))
+        tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
         parameters = [t for t in tensors if self.is_parameter(t)]
         has_data = any(map(self.is_data, tensors))
+        if not parameters:  # most calls
+            result = self.run(func, *args, **kwargs)
+            if has_data:
+                self.mark_data(*_tensors(result))
+            return result
         if has_data and function_name(func) in SHAPE_ONLY and self.is_parameter(args[0]):
             has_data, parameters = False, [args[0]]  # like p.type_as(x)
         if not torch.is_grad_enabled():
@@ -372,16 +377,13 @@ def _parameters_of(layer: Layer) -> Iterator[tuple[str, Tensor]]:
             yield name, flat[local]
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in nested sequences and mappings."""
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return _tensors(list(value.values())) if isinstance(value, dict) else []
 
 
 def _transposes(base: Tensor, result: Tensor, func: Any) -> bool:
