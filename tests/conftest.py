@@ -11,8 +11,8 @@ from command import Call, Process
 from hypothesis import HealthCheck, settings
 from work import Work
 
-from symrazor.accelerate import clock
 from symrazor.cli import app
+from symrazor.training.loop import clock
 
 # How long an example takes says what else the machine is doing; a test that hangs is stopped by
 # pytest's timeout.

@@ -48,7 +48,6 @@ TESTED_BY = {
     "curvature/recurrent.py": "curvature/test_operations.py",
     "discovery/question.py": "discovery/test_api.py",
     "discovery/result.py": "discovery/test_api.py",
-    "discovery/wording.py": "discovery/test_grids.py",
     "dynamics/config.py": "dynamics/test_errors.py",
     "dynamics/conserving.py": "dynamics/test_simulators.py",
     "dynamics/eigen_search.py": "dynamics/test_invariants.py",

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.discovery.families import deep_sets, permutation_network
+from symrazor.discovery.families import deep_sets
+from symrazor.discovery.user_groups import permutation_network
 from symrazor.groups import cyclic_permutations, dihedral_permutations, symmetric
 from symrazor.layers.plain import convolutional, group_convolutional
 from symrazor.layers.relaxed import Relaxed

@@ -132,11 +132,6 @@ class Column:
         return self.samples.read(index.cpu())[self.number]
 
 
-def is_streamed(values: object) -> bool:
-    """Return whether inputs or labels are read batch by batch."""
-    return isinstance(values, Column)
-
-
 class ArrayRows(Dataset[tuple[Tensor, Tensor]]):
     """Rows of two NumPy arrays, for example memory-mapped files.
 

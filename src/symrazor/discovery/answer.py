@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.discovery.claims import MIN_PROBABILITY, Claim
+from symrazor.discovery.claims import MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import NEUTRAL, Family
-from symrazor.discovery.wording import describe_invariance
 from symrazor.symmetry.verdict import (
     LayerReading,
     capitalize,

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.accelerate import clock
 from symrazor.core.choices import Task
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
@@ -40,6 +39,7 @@ from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
+from symrazor.training.loop import clock
 
 MAX_HELD_OUT = 5000
 """Largest number of samples that are held out for the report."""

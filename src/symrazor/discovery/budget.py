@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from symrazor.accelerate import clock
 from symrazor.accelerate.workers import cpu_workers
 from symrazor.core.files import write_atomically
 from symrazor.core.parameters import weights
@@ -35,6 +34,7 @@ from symrazor.inference.razor_config import exact_method
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit
+from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
 
 PLAN = "plan.json"

@@ -23,7 +23,6 @@ from statistics import fmean
 
 import torch
 
-from symrazor.accelerate import clock
 from symrazor.accelerate.workers import Workers
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors
@@ -54,7 +53,7 @@ from symrazor.discovery.members import (
 from symrazor.discovery.question import Options, Question, Step, Tell, select, subsample
 from symrazor.inference.evidence import Evidence
 from symrazor.training.fit import Fit, fit
-from symrazor.training.loop import Interruption
+from symrazor.training.loop import Interruption, clock
 
 MAX_STARTS = 10
 """Starts of a structure after which a comparison ends undecided."""

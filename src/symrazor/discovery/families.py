@@ -3,21 +3,20 @@
 A kind of data is one `DataKind`: its name, how it is recognised, which networks are compared, and
 how the result is put in words. `register_kind` makes it known to `discover`. The built-in kinds:
 
-- Images, volumes and series: a relaxed CNN, whose convolutions have free paths beside them with
-  weights that depend on position; a plain CNN; and a fully connected network. The evidence decides
-  layer by layer how much of a free path is used.
+- Images, volumes and series: a plain CNN with a global pool, which is invariant to shifts, and
+  rivals that are not: a relaxed CNN, whose convolutions have free paths beside them with weights
+  that depend on position; networks whose readout also sees the position of every feature, or one
+  coordinate of it; and a fully connected network. The evidence decides layer by layer how much of a
+  free path is used.
 - Sets of points: layers that are equivariant to every permutation of the points, followed by a mean
   over the points, are permutation-invariant. The relaxed network has a free path beside each of
   these layers. Networks take sets as [n, features, points].
 - Vectors have no geometry: the candidates differ in the number of hidden layers.
-- Groups of the user that permute positions: the relaxed network has a path for each group and a
-  free path in every layer (`relaxed_over`). Each group also has a network that is exactly
-  equivariant to it. These networks average over positions at the end, so that a symmetry of the
-  layers is an invariance of the output. Inputs reach the layers as [n, channels, *positions].
+- For groups of the user, see `symrazor.discovery.user_groups`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,53 +25,43 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural, register_shape
-from symrazor.discovery.grids import fully_connected_structure, grid_family
-from symrazor.discovery.matrix_groups import are_matrices, matrix_family
-from symrazor.discovery.question import (
-    NEUTRAL,
-    Family,
-    Structure,
-    Symmetry,
-    UserGroup,
-    Wording,
-    slug,
-)
-from symrazor.discovery.wording import (
+from symrazor.discovery.claims import (
     IMAGE_WORDING,
     SERIES_WORDING,
     SET_WORDING,
     VECTOR_WORDING,
     describe_invariance,
+    describe_shifts,
 )
-from symrazor.groups import (
-    Group,
-    cyclic_permutations,
-    defining,
-    dihedral_permutations,
-    equivariant_maps,
-    symmetric,
-    translations,
+from symrazor.discovery.question import NEUTRAL, Family, Structure, Symmetry, UserGroup, Wording
+from symrazor.discovery.user_groups import (
+    are_matrices,
+    free_path,
+    fully_connected_structure,
+    matrix_family,
+    permutation_family,
+    permutes_positions,
 )
-from symrazor.layers import FC, FFC, DeepSets, Relaxed, SetPool, relaxed_over
+from symrazor.groups import Group
+from symrazor.layers import DeepSets, Relaxed, SetPool
 from symrazor.layers.path import Path
 from symrazor.layers.plain import (
+    Readout,
+    Reads,
+    conv_channels,
+    convolutional,
+    group_convolutional,
     perceptron,
 )
-from symrazor.symmetry.verdict import join_names
+from symrazor.layers.point_group import point_group
+from symrazor.layers.relaxed import relaxed_convolution, split_off
+from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, canonical_name, check_groups
+from symrazor.symmetry.replacement import CONVS
 
 MIN_POSITIONS = 4
 SET_WIDTH = 32
-PERMUTATION_WIDTH = 16
-"""Channels of the layers of a permutation network."""
-MAX_DENSE_POSITIONS = 64
-"""Free paths on more positions are factored instead of dense."""
-MAX_PATH_WEIGHTS = 1 << 20
-POSITION_GROUPS: dict[str, Callable[[int], Group]] = {
-    "permutation": symmetric,
-    "cyclic": cyclic_permutations,
-    "dihedral": dihedral_permutations,
-}
-"""Name -> group on n positions: all permutations; cyclic shifts; cyclic shifts and reversals."""
+AXES = ("x", "y")
+"""Axes of images. A network that reads only rows is invariant along x."""
 PERCEPTRONS = {
     "linear model": "a linear model",
     "one hidden layer": "a network with one hidden layer",
@@ -128,12 +117,151 @@ def candidates_for(data: Dataset, groups: Sequence[UserGroup] | None = None) -> 
     return family if family.wording else replace(family, wording=kind.wording)
 
 
-def _free_path(channels: int, width: int, positions: Sequence[int]) -> Path:
-    free = FC if math.prod(positions) <= MAX_DENSE_POSITIONS else FFC
-    return free(channels, width, positions, out_shape=positions)
-
-
 # Images, volumes and series
+
+
+def relaxed_cnn(
+    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
+) -> nn.Module:
+    """Return the convolutional network with a free path beside every convolution."""
+    layers, _ = _relaxed_layers(shape, outputs, width, groups)
+    return nn.Sequential(*layers, Readout(_maps(layers, shape)[0], outputs))
+
+
+def strict_cnn(
+    shape: Sequence[int],
+    outputs: int,
+    width: int | None,
+    groups: Sequence[UserGroup],
+    reads: Reads = None,
+) -> nn.Module:
+    """Return the relaxed network without its free paths: every layer is equivariant.
+
+    With `reads`, the readout also sees the position of every feature, or one coordinate of it.
+    """
+    layers, _ = _relaxed_layers(shape, outputs, width, groups)
+    channels, *positions = _maps(layers, shape)
+    for index, layer in enumerate(layers):
+        if isinstance(layer, Relaxed):
+            layers[index] = Relaxed([path for path in layer.path_list if path.group is not None])
+    return nn.Sequential(*layers, Readout(channels, outputs, positions, reads))
+
+
+@torch.no_grad()
+def _relaxed_layers(
+    shape: Sequence[int], outputs: int, width: int | None, groups: Sequence[UserGroup]
+) -> tuple[list[nn.Module], dict[str, str]]:
+    """Return the layers of `relax(convolutional(...))` before the pool.
+
+    Also returns, for each group that does not fit a layer, its name and the reason.
+    """
+    layers = list(convolutional(shape, outputs, width).children())[:-3]
+    x, missing = torch.zeros(1, *shape), dict[str, str]()
+    others = [canonical_name(group) for group in groups if group not in TRANSLATIONS]
+    for index, layer in enumerate(layers):
+        size, x = x.shape[2:], layer(x)
+        if isinstance(layer, CONVS):
+            paths, reasons = split_off(layer, size, others, is_image=index == 0)
+            layers[index] = relaxed = relaxed_convolution(layer, size, group_paths=paths)
+            relaxed.scale_free_paths(math.inf)
+            missing = reasons | missing
+    return layers, missing
+
+
+@torch.no_grad()
+def _maps(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of the feature maps of one input."""
+    return tuple(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1:])
+
+
+def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
+    """Return the channels of the first convolution: a multiple of the order of every group."""
+    orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
+    multiple = math.lcm(*orders)
+    return multiple * math.ceil(conv_channels(shape) / multiple)
+
+
+def grid_family(
+    shape: Sequence[int], outputs: int, groups: Sequence[UserGroup] | None = None
+) -> Family:
+    """Return the three networks for grids of a shape; ValueError if a group does not fit."""
+    groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
+    known = (*TRANSLATIONS, *POINT_GROUPS)
+    unknown = [group for group in groups if isinstance(group, str) and group not in known]
+    if unknown:
+        raise ValueError(
+            f"Unknown group {unknown[0]!r}. Use {', '.join(known)}, or a file that ends with .json."
+        )
+    width = channels_for(shape, groups)
+    if len(groups) > 1:
+        check_groups([canonical_name(group) for group in groups])
+    relaxed = partial(relaxed_cnn, shape, outputs, width, groups)
+    strict = partial(strict_cnn, shape, outputs, width, groups)
+    with torch.random.fork_rng([]):
+        _check_paths(*_relaxed_layers(shape, outputs, width, groups), groups)
+    structures = [
+        Structure("relaxed", relaxed, "a relaxed CNN"),
+        Structure("convolutional", strict, "a plain CNN"),
+        Structure(
+            "positional",
+            partial(strict, reads="position"),
+            "a CNN with a readout by position",
+        ),
+        fully_connected_structure(shape, outputs),
+    ]
+    rivals = ["relaxed", "positional", "fully connected"]
+    symmetries = [Symmetry("translation", "convolutional", rivals)]
+    given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
+    if not given:
+        is_image = len(shape) == 3
+        describe = describe_shifts if is_image else None
+        if is_image:
+            structures[2:2] = [_one_axis(strict, axis) for axis in AXES]
+            symmetries = _with_axes(rivals)
+        return Family(structures, "relaxed", "convolutional", symmetries, describe=describe)
+    # Networks with a point group built in are translation-invariant as well. Only networks that
+    # share this property tell what the group adds. More symmetry comes first: it is preferred
+    # among networks that predict equally well.
+    for fitting, group in sorted(given, key=lambda pair: pair[0].order):
+        make = partial(group_convolutional, shape, outputs, group, width)
+        structures.append(Structure(fitting.name, make, f"a CNN with {fitting.name} built in"))
+        smaller = [other.name for other, _ in given if other.order < fitting.order]
+        compared = ["convolutional", *smaller]
+        symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
+    return Family(structures, "relaxed", "convolutional", symmetries, describe=describe_invariance)
+
+
+def _one_axis(strict: Callable[..., nn.Module], axis: str) -> Structure:
+    """Return the network that is invariant to shifts along one axis only."""
+    reads = "row" if axis == "x" else "column"
+    label = f"a CNN with a readout by {reads}"
+    return Structure(f"{axis}-invariant", partial(strict, reads=reads), label)
+
+
+def _with_axes(rivals: Sequence[str]) -> list[Symmetry]:
+    """Return the symmetry under all shifts, and those along one axis, which follow from it."""
+    names = [f"{axis}-invariant" for axis in AXES]
+    axes = [
+        Symmetry(
+            f"{axis}-translation",
+            name,
+            [*rivals, *(other for other in names if other != name)],
+            follows_from="translation",
+        )
+        for axis, name in zip(AXES, names, strict=True)
+    ]
+    return [Symmetry("translation", "convolutional", [*rivals, *names]), *axes]
+
+
+def _check_paths(
+    layers: Sequence[nn.Module], missing: Mapping[str, str], groups: Sequence[UserGroup]
+) -> None:
+    """Raise ValueError for a group of which no layer has a path; the message gives the reason."""
+    paths = [path.group for m in layers if isinstance(m, Relaxed) for path in m.path_list]
+    for group in groups:
+        name = group if group in TRANSLATIONS else point_group(group).name
+        if name not in paths:
+            raise ValueError(f"Group {name} does not fit the data: {missing[name]}")
 
 
 def _grid_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
@@ -160,7 +288,7 @@ def deep_sets(features: int, points: int, outputs: int, free: bool = False) -> n
     for channels in (features, SET_WIDTH):
         paths: list[Path] = [DeepSets(channels, SET_WIDTH, points)]
         if free:
-            paths.append(_free_path(channels, SET_WIDTH, (points,)))
+            paths.append(free_path(channels, SET_WIDTH, (points,)))
         layers += [Relaxed(paths), nn.ReLU()]
     head = [nn.Linear(SET_WIDTH, SET_WIDTH), nn.ReLU(), nn.Linear(SET_WIDTH, outputs)]
     return nn.Sequential(*layers, SetPool("mean"), *head)
@@ -191,130 +319,6 @@ def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None)
     ]
     linear, *rivals = PERCEPTRONS
     return Family(structures, symmetries=(Symmetry("linear", linear, rivals),))
-
-
-# Groups of the user that permute positions
-
-
-def permutes_positions(groups: Sequence[UserGroup] | None) -> bool:
-    """Return whether a group permutes positions instead of transforming a grid."""
-    return any(
-        group in POSITION_GROUPS if isinstance(group, str) else group.permutations is not None
-        for group in groups or ()
-    )
-
-
-def permutation_network(
-    shape: Sequence[int], outputs: int, groups: Sequence[Group], free: bool, add_channel: bool
-) -> nn.Module:
-    """Return two layers with a path per group, a mean over positions, and two dense layers.
-
-    The shape is [channels, *positions]; with `add_channel`, inputs lack the channel dimension.
-    With `free`, each of the two layers also has a free path.
-    """
-    channels, *positions = shape
-    layers: list[nn.Module] = [nn.Unflatten(1, (1, *positions))] if add_channel else []
-    width = PERMUTATION_WIDTH
-    for c in (channels, width):
-        equivariant = relaxed_over(c, width, groups, positions, free=False)
-        paths = [equivariant.path(i) for i in range(len(groups))]
-        if free:
-            paths.append(_free_path(c, width, positions))
-        layers += [Relaxed(paths), nn.Tanh()]
-    head = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)]
-    return nn.Sequential(*layers, SetPool("mean"), *head)
-
-
-def _label(group: str) -> str:
-    return f"a network with {group} built in"
-
-
-def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
-    """Return the networks for data whose positions are permuted by groups.
-
-    The equivariant maps of two groups overlap, and both paths would share the overlap. So with
-    several groups, the relaxed network also has a path for the symmetric group: it contains every
-    other group, and its maps are the ones they have in common.
-    """
-    if not permutes_positions(groups):
-        names = ", ".join(group if isinstance(group, str) else group.name for group in groups)
-        raise ValueError(
-            f"Groups for {plural(data.kind)} must permute positions, got {names}. Use "
-            f"{', '.join(POSITION_GROUPS)}, or a file of permutations."
-        )
-    shape = tuple(data.x.shape[1:])
-    shape = {"vector": (1, *shape), "set": shape[::-1]}.get(data.kind, shape)
-    position_groups = [_on_positions(group, data, shape[1:]) for group in groups]
-    needs_symmetric = len(groups) > 1 and not any(g.is_symmetric for g in position_groups)
-    common = [symmetric(position_groups[0].size)] if needs_symmetric else []
-    by_name = {group.name: group for group in (*position_groups, *common)}
-    _check_candidate_names([group.name for group in (*position_groups, *common)])
-    build = partial(permutation_network, shape, data.outputs, add_channel=data.kind == "vector")
-    relaxed = partial(build, [*common, *position_groups], free=True)
-    with torch.random.fork_rng([]):
-        relaxed()  # raises if the paths cannot be combined
-    structures = [
-        Structure("relaxed", relaxed, "a relaxed network"),
-        *(
-            Structure(g.name, partial(build, [g], free=False), _label(g.name))
-            for g in position_groups
-        ),
-        fully_connected_structure(shape, data.outputs),
-    ]
-    n_maps = {g.name: equivariant_maps(defining(g), defining(g)).count for g in position_groups}
-    symmetries = [
-        Symmetry(
-            name,
-            name,
-            ["relaxed", "fully connected", *(g for g in n_maps if n_maps[g] > n_maps[name])],
-        )
-        for name in n_maps
-    ]
-    return Family(
-        structures,
-        relaxed="relaxed" if len(groups) == 1 else "",
-        built_in=position_groups[0].name if len(groups) == 1 else "",
-        symmetries=symmetries,
-        describe=describe_invariance,
-        groups=by_name,
-    )
-
-
-def _check_candidate_names(names: Sequence[str]) -> None:
-    """Raise ValueError unless the folder names of all candidates differ."""
-    reserved = ("relaxed", "fully connected")
-    if len({slug(name) for name in (*reserved, *names)} - {""}) < len(names) + len(reserved):
-        raise ValueError(
-            "Groups need different names with letters or digits, other than "
-            f"{join_names(reserved)}; got {join_names(names)}. Rename a group."
-        )
-
-
-def _on_positions(group: UserGroup, data: Dataset, positions: Sequence[int]) -> Group:
-    """Return a group on the positions of the data; ValueError if it does not act on them."""
-    n = math.prod(positions)
-    if isinstance(group, str):
-        known = [*POSITION_GROUPS, "translation"]
-        if group not in known:
-            raise ValueError(
-                f"{data.source}: unknown group {group!r} for {plural(data.kind)}. Use "
-                f"{', '.join(known)}, or a file of permutations."
-            )
-        group = POSITION_GROUPS[group](n) if group in POSITION_GROUPS else translations(positions)
-    if group.permutations is None or group.size != n:
-        acts = f"{'matrices' if group.permutations is None else 'permutations'} of {group.size}"
-        raise ValueError(
-            f"Group {group.name} consists of {acts}, but {plural(data.kind)} of "
-            f"{' x '.join(map(str, data.x.shape[1:]))} need permutations of {n} positions."
-        )
-    maps = equivariant_maps(defining(group), defining(group)).count
-    max_maps = MAX_PATH_WEIGHTS // PERMUTATION_WIDTH**2
-    if maps > max_maps:
-        raise ValueError(
-            f"Group {group.name} has {maps:,} equivariant maps on {n} positions; at most "
-            f"{max_maps:,} are supported. Add generators, or remove positions."
-        )
-    return group
 
 
 register_kind(DataKind("image", _grid_candidates, IMAGE_WORDING))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from symrazor.accelerate import clock
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset
 from symrazor.discovery.budget import (
@@ -38,6 +37,7 @@ from symrazor.invariance.averaged_network import Augment, Augmented, Average
 from symrazor.invariance.transformation import Flips, affine
 from symrazor.symmetry.verdict import invariance_sentence
 from symrazor.training.fit import Fit, fit
+from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
 
 TIME_SHARE = 0.35

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.accelerate import clock
 from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
@@ -41,7 +40,7 @@ from symrazor.dynamics.trajectories import (
     transitions,
     with_velocities,
 )
-from symrazor.training.loop import fraction_bar
+from symrazor.training.loop import clock, fraction_bar
 
 TrajectoryInput = Float[Tensor, "b t d"] | np.ndarray | Trajectories
 Progress = Callable[[float, str], None]

@@ -39,7 +39,6 @@ from typing import NamedTuple
 
 import torch
 
-from symrazor.accelerate import clock
 from symrazor.dynamics.algebra import (
     CLOSURE_TOLERANCE,
     GroupOrbits,
@@ -55,6 +54,7 @@ from symrazor.dynamics.proposals import Proposals, coefficient_cost, round_quant
 from symrazor.dynamics.trained import Record, Trained
 from symrazor.dynamics.training import Progress, seconds_per_step, train
 from symrazor.dynamics.trajectories import Transitions
+from symrazor.training.loop import clock
 
 TIE_STANDARD_ERRORS = 3.0
 """Two costs within this many standard errors of their difference are a tie."""

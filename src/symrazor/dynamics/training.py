@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.accelerate import clock
 from symrazor.accelerate.cuda_graphs import CUDAGraphCall
 from symrazor.accelerate.processes import single_process
 from symrazor.core.files import reading
@@ -34,7 +33,7 @@ from symrazor.dynamics.trained import (
 )
 from symrazor.dynamics.trajectories import Transitions
 from symrazor.training.checkpoint import State
-from symrazor.training.loop import Loop, Task
+from symrazor.training.loop import Loop, Task, clock
 from symrazor.training.options import Schedule
 
 Progress = Callable[[Record], None]

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import symrazor as sr
-from symrazor.accelerate import clock
 from symrazor.accelerate.devices import resolve_device
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
@@ -22,6 +21,7 @@ from symrazor.experiments.images import Images, embedded, official
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
 from symrazor.layers.plain import convolutional
+from symrazor.training.loop import clock
 from symrazor.training.options import Schedule
 
 

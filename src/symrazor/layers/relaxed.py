@@ -1,6 +1,6 @@
 """Define `Relaxed`, the sum of paths between the same spaces, each with its own prior."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 
@@ -11,8 +11,12 @@ from torch import Tensor, nn
 from symrazor.accelerate.devices import run_on_streams
 from symrazor.accelerate.torch_internals import has_hooks
 from symrazor.core.parameters import weights
-from symrazor.layers.conv import FilterPath, sum_of_convolutions
+from symrazor.groups import Group
+from symrazor.layers.conv import AnyConv, Conv, FilterPath, sum_of_convolutions
+from symrazor.layers.fully_connected import FFC
+from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
+from symrazor.layers.point_group import point_group
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS
 
 FREE_PATH_PRECISION = 30.0
@@ -268,3 +272,48 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
     finally:
         for handle in handles:
             handle.remove()
+
+
+FromConv = Callable[[AnyConv, Sequence[int]], Path]
+"""Constructor of an equivariant path from a convolution and the size of its input."""
+
+
+def relaxed_convolution(
+    conv: AnyConv,
+    in_shape: Sequence[int],
+    equivariant: FromConv = Conv.wrap,
+    free: Sequence[Callable[..., Path]] = (FFC,),
+    group_paths: Sequence[Path] = (),
+) -> Relaxed:
+    """Return the sum of a convolution and other paths, with its device and dtype.
+
+    Args:
+        conv: the convolution.
+        in_shape: size of its input.
+        equivariant: makes the first path from the convolution.
+        free: each makes a free path between the same spaces.
+        group_paths: paths for further groups, from `split_off`.
+    """
+    mode, like = conv.training, conv.weight
+    first = equivariant(conv, in_shape)
+    channels = conv.in_channels, conv.out_channels
+    with torch.device("cpu"):  # the same random draw on every device
+        others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
+    return Relaxed([first, *group_paths, *others]).to(like).train(mode)
+
+
+def split_off(
+    conv: AnyConv, in_shape: Sequence[int], groups: Sequence[str | Group], is_image: bool
+) -> tuple[list[Path], dict[str, str]]:
+    """Split off a path for each point group, the largest first, from a convolution.
+
+    Returns the paths, and for each group that does not fit the layer its name and the reason.
+    """
+    paths: list[Path] = []
+    reasons: dict[str, str] = {}
+    for group in sorted(dict.fromkeys(groups), key=lambda group: -point_group(group).order):
+        try:
+            paths.insert(0, GConv.split_off(conv, in_shape, group, is_image))
+        except ValueError as error:
+            reasons[point_group(group).name] = str(error).removesuffix(".")
+    return paths, reasons

@@ -32,10 +32,15 @@ from symrazor.groups import Group
 from symrazor.layers.conv import AnyConv, Conv
 from symrazor.layers.factored import SFC
 from symrazor.layers.fully_connected import FC, FFC
-from symrazor.layers.gconv import GConv
 from symrazor.layers.path import Path
 from symrazor.layers.point_group import PointGroup, point_group
-from symrazor.layers.relaxed import Relaxed, spatial_layers
+from symrazor.layers.relaxed import (
+    FromConv,
+    Relaxed,
+    relaxed_convolution,
+    spatial_layers,
+    split_off,
+)
 from symrazor.layers.sparse_conv import SConv
 from symrazor.symmetry.exact import breaking_modules, network_error
 from symrazor.symmetry.relax_linear import relax_linear
@@ -94,9 +99,6 @@ def check_groups(groups: object) -> None:
                 f"Groups {group.name} and {other.name} have the same elements. Leave one of them "
                 "out."
             )
-
-
-FromConv = Callable[[AnyConv, Sequence[int]], Path]
 
 
 def _sparse(conv: AnyConv, in_shape: Sequence[int]) -> Path:
@@ -173,6 +175,7 @@ def relax(
     groups = [canonical_name(group) for group in groups] if custom else groups
     _check_options(model, example_input, groups, precision)
     listed = [groups] if isinstance(groups, str) else groups
+    others = [group for group in listed if group not in TRANSLATIONS]
     equivariant, free = _parse(paths)
     relaxed = copy_model(model)
     coupled = [name for name, m in relaxed.named_modules() if isinstance(m, BatchNorm)]
@@ -191,8 +194,9 @@ def relax(
         for name, conv in _convolutions(relaxed, calls, report.left):
             if id(conv) not in new:
                 call = calls[id(conv)][0]
-                group_paths, missing[id(conv)] = _split_off(conv, call, listed)
-                layer = _relaxed(conv, call.shape[2:], equivariant, free, group_paths)
+                group_paths, reasons = split_off(conv, call.shape[2:], others, call.is_image)
+                missing[id(conv)] = "".join(f"; no {g}: {why}" for g, why in reasons.items())
+                layer = relaxed_convolution(conv, call.shape[2:], equivariant, free, group_paths)
                 layer.scale_free_paths(math.inf if precision is None else precision)
                 new[id(conv)] = layer
             report.changed[name] = _describe(new[id(conv)]) + missing[id(conv)]
@@ -288,37 +292,6 @@ def _reason_to_leave(module: nn.Module, calls: Sequence[ModuleCall]) -> str | No
         "only one position": any(prod(shape) == 1 for shape in shapes),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _relaxed(
-    conv: AnyConv,
-    in_shape: Sequence[int],
-    equivariant: FromConv,
-    free: Sequence[Callable[..., Path]],
-    group_paths: Sequence[Path] = (),
-) -> Relaxed:
-    """Return the sum of all paths, with the device and dtype of the convolution."""
-    mode, like = conv.training, conv.weight
-    first = equivariant(conv, in_shape)
-    channels = conv.in_channels, conv.out_channels
-    with torch.device("cpu"):  # the same random draw on every device
-        others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
-    return Relaxed([first, *group_paths, *others]).to(like).train(mode)
-
-
-def _split_off(
-    conv: AnyConv, call: ModuleCall, groups: Sequence[str | Group]
-) -> tuple[list[Path], str]:
-    """Split off a path for each further group, the largest first; also return what is missing."""
-    paths: list[Path] = []
-    missing = ""
-    others = dict.fromkeys(group for group in groups if group not in TRANSLATIONS)
-    for group in sorted(others, key=lambda group: -point_group(group).order):
-        try:
-            paths.insert(0, GConv.split_off(conv, call.shape[2:], group, call.is_image))
-        except ValueError as error:
-            missing += f"; no {point_group(group).name}: {str(error).removesuffix('.')}"
-    return paths, missing
 
 
 def _describe(layer: Relaxed) -> str:

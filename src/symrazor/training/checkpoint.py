@@ -30,7 +30,7 @@ from torch import Tensor
 from symrazor.core.files import flush, named, parse_json, reader, remove, temporary_path
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
-from symrazor.data.streams import Column, is_streamed
+from symrazor.data.streams import Column
 from symrazor.inference.razor import Razor
 from symrazor.training.options import FitConfig
 
@@ -290,7 +290,7 @@ def run_identity(razor: Razor, data: TensorLoader, options: FitConfig) -> dict[s
 
 def _some(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return all data in memory, or the first samples of data that are read batch by batch."""
-    return (x[:IDENTITY_SAMPLES], y[:IDENTITY_SAMPLES]) if is_streamed(x) else (x, y)
+    return (x[:IDENTITY_SAMPLES], y[:IDENTITY_SAMPLES]) if isinstance(x, Column) else (x, y)
 
 
 def check_identity(saved: State, current: State) -> None:

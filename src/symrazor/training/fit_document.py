@@ -20,7 +20,7 @@ from symrazor.core.likelihood import Bernoulli, Categorical, confidence_sums
 from symrazor.core.version import __version__
 from symrazor.data import Tensors
 from symrazor.data.batches import Input, call
-from symrazor.data.streams import is_streamed
+from symrazor.data.streams import Column
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers import Basis, Conv, SConv
 from symrazor.layers.relaxed import Relaxed
@@ -112,7 +112,7 @@ def parts_of(
         **costs_of(fit),
     }
     if isinstance(fit.razor.likelihood, Categorical):
-        some = slice(MAX_STREAMED if is_streamed(fit.data.x) else None)
+        some = slice(MAX_STREAMED if isinstance(fit.data.x, Column) else None)
         x, y = (fit.data.x[some], fit.data.y[some]) if test is None else test
         with torch.no_grad():
             p = fit.predict(x).mean

@@ -9,21 +9,25 @@ Every training of the library is a `Task`, which supplies `step` and `evaluate`,
 
 Between steps, the loop saves checkpoints that are due and stops on SIGINT or SIGTERM. After every
 round it updates the progress bar and calls the callbacks.
+
+Budgets of time read `clock`.
 """
 
 import logging
 import signal
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from symrazor.accelerate import clock
+import torch
+
 from symrazor.accelerate.processes import any_process, is_distributed, world
 from symrazor.core.errors import CurvatureError
 
@@ -36,6 +40,44 @@ RECOVERABLE = (FloatingPointError, CurvatureError)
 """Errors that training can recover from."""
 STOP_CHECK_INTERVAL = 8
 """Steps between agreements of several processes on whether to stop."""
+
+
+class Clock:
+    """The time that budgets count: wall time, or the CPU time of this process.
+
+    Inside `cpu_time`, other programs on the machine change nothing about a plan, as long as all
+    work is done in one thread of this process. `counting` installs any other clock.
+    """
+
+    def __init__(self) -> None:
+        self._clocks: list[Callable[[], float]] = []
+
+    def now(self) -> float:
+        """Return the time in seconds since an arbitrary origin."""
+        return self._clocks[-1]() if self._clocks else time.perf_counter()
+
+    def is_wall_time(self) -> bool:
+        """Return whether `now` counts wall time; if not, work in other processes is not seen."""
+        return not self._clocks
+
+    @contextmanager
+    def counting(self, read: Callable[[], float]) -> Iterator[None]:
+        """Make `now` read this clock, and run torch on one thread."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._clocks.append(read)
+        try:
+            yield
+        finally:
+            self._clocks.pop()
+            torch.set_num_threads(threads)
+
+    def cpu_time(self) -> AbstractContextManager[None]:
+        """Make `now` count the CPU time of this process."""
+        return self.counting(time.process_time)
+
+
+clock = Clock()
 
 
 class Task(ABC):

@@ -17,13 +17,13 @@ from typing import Literal, TypeVar
 
 import torch
 
-from symrazor.accelerate import clock
 from symrazor.bench.truth.check import Score
 from symrazor.bench.truth.methods import Method
 from symrazor.bench.truth.scores import Row, score
 from symrazor.bench.truth.task import Answer, Problem, Task
 from symrazor.bench.truth.training import negative_log_likelihood, train_and_predict
 from symrazor.core.files import write_atomically
+from symrazor.training.loop import clock
 
 Tell = Callable[[str], object]
 Time = Literal["cpu", "wall"]

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from symrazor.accelerate import clock
+from symrazor.training.loop import clock
 
 
 def test_wall_time_by_default() -> None:

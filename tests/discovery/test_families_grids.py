@@ -8,13 +8,11 @@ from discover_data import some_data
 
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery.budget import Plan
-from symrazor.discovery.claims import Claim, Margin
+from symrazor.discovery.claims import Claim, Margin, describe_shifts
 from symrazor.discovery.comparison import Compared
-from symrazor.discovery.families import candidates_for
-from symrazor.discovery.grids import grid_family
+from symrazor.discovery.families import candidates_for, grid_family
 from symrazor.discovery.members import Comparison
 from symrazor.discovery.question import Question
-from symrazor.discovery.wording import describe_shifts
 from symrazor.training.options import FitConfig
 
 
