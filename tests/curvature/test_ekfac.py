@@ -10,6 +10,7 @@ from symrazor.curvature import Method, estimate_curvature
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.ekfac import Eigenbasis, Moments
 from symrazor.curvature.estimate import CurvatureTask
+from symrazor.curvature.operations import record
 from symrazor.linalg.blocks import Kron
 from symrazor.linalg.factor import Factor
 from symrazor.testing import assert_close, dense_ggn
@@ -109,10 +110,13 @@ def test_second_moments_by_every_route(positions: int, rows: int) -> None:
     """Pairs of positions or formed gradients; a basis of the whole space, or of a part of it."""
     torch.manual_seed(0)
     columns = torch.randn(2, 5, positions, 2, 3, dtype=F64)
-    a = torch.randn(5, positions, 2, 4, dtype=F64)
+    layer = nn.Conv1d(8, 6, 1, groups=2).double()
+    (found,) = layers(layer)
+    tape = record(layer, [found], torch.randn(5, 8, positions, dtype=F64))
+    a = tape.uses[0].inputs(tape.uses[0].input.detach())
     factors = (Factor.of_rows(torch.randn(rows, 2, f, dtype=F64)) for f in (4, 3))
     basis = Kron("w", *factors, 1.0, 1e-16, torch.clone, torch.clone)
-    moments = Moments(a, basis)
+    moments = Moments(tape.uses, basis)
     for g in columns:
         moments.add(g)
     squares, energy = moments.total()

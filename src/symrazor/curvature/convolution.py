@@ -99,6 +99,23 @@ def all_patches(x: Maps, shape: Geometry) -> Float[Tensor, "n t k i"]:
     return patches(pad(x, shape), shape.kernel_size, shape.stride, shape.dilation, shape.groups)
 
 
+CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def projected_patches(
+    x: Maps, basis: Float[Tensor, "k i r"], shape: Geometry
+) -> Float[Tensor, "n t k r"]:
+    """Return the product of all patches and a matrix for each group: a convolution with it."""
+    dims, groups = x.dim() - 2, shape.groups
+    channels = x.shape[1] // groups
+    filters = basis.mT.expand(groups, -1, -1).reshape(-1, channels, *shape.kernel_size)
+    if dims == 2 and x.device.type == "cpu":
+        filters = filters.contiguous(memory_format=torch.channels_last)
+    step, gap = list(shape.stride), list(shape.dilation)
+    y = CONVOLVE[dims](pad(x, shape), filters, None, step, 0, gap, groups)
+    return channels_to_features(groups, y)
+
+
 def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
     """Map a tensor [n, k*o, *positions] of the output shape to the format."""
     last = g.movedim(1, -1)

@@ -20,6 +20,7 @@ logarithm is concave, this raises the log-determinant further, and the bound rem
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ from symrazor.curvature.structures import (
     add_gradients,
     tensor_block,
 )
-from symrazor.curvature.tape import Use
+from symrazor.curvature.tape import Use, join, multiply_blocks, widened
 from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 
@@ -45,12 +46,18 @@ if TYPE_CHECKING:
 
 MAX_POSITION_PAIRS = 10
 """Pairs of positions up to which second moments are summed without forming gradients."""
-MAX_FORMED_ENTRIES = 2**20
+MAX_FORMED_ENTRIES = 2**19
 """Entries of gradients that are formed at once, so that they stay in the cache."""
+MAX_WAITING_ENTRIES = 2**21
+"""Entries of the cotangents of one weight that are kept to form gradients of several columns."""
 MIN_BASIS_PROBES = 1000
 """Probes of the output Hessian from which the factors of the first pass are computed."""
 MAX_BASIS_SAMPLES = 4
 """With more probes per sample than this, the first pass computes the exact factors."""
+BASIS_SHARE = 0.5
+"""Part of many data that the first pass reads: the bound is about 1 % looser than with all."""
+MIN_SHARED_DATA = 1000
+"""Data from which the first pass reads only a part."""
 
 
 class EkfacStructure(Structure):
@@ -72,6 +79,10 @@ class EkfacStructure(Structure):
             return method
         return replace(method, estimator="mc", samples=samples)
 
+    def first_share(self, expected: int | None) -> float:
+        """Return the part of every batch that the first pass reads."""
+        return BASIS_SHARE if (expected or 0) >= MIN_SHARED_DATA else 1.0
+
     def collect(
         self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
     ) -> Statistics:
@@ -88,8 +99,8 @@ class EkfacStructure(Structure):
             if weight is None or not isinstance(basis, Kron):
                 continue
             if weight not in moments:
-                moments[weight] = Moments(_inputs(uses, keep_graph), basis)
-            moments[weight].add(formed[0] if len(formed) == 1 else torch.cat(formed, 1))
+                moments[weight] = Moments(uses, basis, keep_graph)
+            moments[weight].add(join(formed, 1))
         for weight, collected in moments.items():
             sums[weight, "D"], sums[weight, "E"] = collected.total()
         add_exact_sums(sums, gradients)
@@ -163,63 +174,69 @@ class Eigenbasis(Kron):
         return []
 
 
-def _inputs(uses: list[Use], keep_graph: bool) -> Float[Tensor, "n s k i"]:
-    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-    return torch.cat([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
-
-
-def _rotate(x: Float[Tensor, "n s k f"], basis: Float[Tensor, "k f r"]) -> Float[Tensor, "n s k r"]:
-    """Multiply every block by its basis, one matrix product for all samples."""
-    n, s, k, f = x.shape
-    blocks = max(k, len(basis))
-    rows = x.permute(2, 0, 1, 3).reshape(k, n * s, f).expand(blocks, -1, -1)
-    return (rows @ basis).reshape(blocks, n, s, -1).permute(1, 2, 0, 3)
-
-
 class Moments:
     r"""Sum the squares of the rotated gradients of one weight over the samples of a batch.
 
     The squares are $(\sum_s g_{ns} a_{ns}^\top)^{\circ 2}$. For few positions, the square is
     expanded into pairs of positions: the products $g_s g_t$ are summed over the columns of the
     root, and the sum over samples is one matrix product. For many positions, the gradients of all
-    samples are formed, column by column.
+    samples are formed, for several columns at a time.
 
     Args:
-        a: inputs [n, s, k, i] of the weight.
+        uses: the calls of the layer.
         basis: its Kronecker factors.
+        keep_graph: whether the moments are differentiated afterwards.
     """
 
-    def __init__(self, a: Float[Tensor, "n s k i"], basis: Kron) -> None:
-        _, left, right = (part.to(a.dtype) for part in basis.eigenvectors)
-        self._left, self._plain = left, a
-        self._a = _rotate(a, right)
+    def __init__(self, uses: Sequence[Use], basis: Kron, keep_graph: bool = False) -> None:
+        _, left, right = basis.eigenvectors
+        inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+        dtype = widened(inputs[0]).dtype
+        self._left, right = left.to(dtype), right.to(dtype)
+        calls = list(zip(uses, inputs, strict=True))
+        self._a = join([use.projected(x, right) for use, x in calls], 1)
         # The span of a factor that was kept as few rows is smaller than the space.
-        self._is_complete = left.shape[1] == left.shape[2] and right.shape[1] == right.shape[2]
-        s = a.shape[1]
-        self._first, self._second = torch.triu_indices(s, s, device=a.device)
+        is_complete = left.shape[1] == left.shape[2] and right.shape[1] == right.shape[2]
+        self._plain = None if is_complete else join([use.inputs(x) for use, x in calls], 1)
+        self._first, self._second = torch.triu_indices(
+            *self._a.shape[1:2] * 2, device=self._a.device
+        )
         self._by_pairs = len(self._first) <= MAX_POSITION_PAIRS
+        # Rotate the smaller of the cotangents (one row per position) and the gradients.
+        self._rotates_cotangents = self._by_pairs or self._a.shape[1] <= self._a.shape[3]
+        self._waiting: list[Tensor] = []
         self._pairs: Tensor | float = 0.0
         self._squares: Tensor | float = 0.0
         self._energy: Tensor | float = 0.0
 
     def add(self, g: Float[Tensor, "n s k o"]) -> None:
         """Add one column of the root."""
-        if not self._is_complete:
+        if self._plain is not None:
             self._energy = self._energy + _energy(g, self._plain)
+        rows = multiply_blocks(g, self._left) if self._rotates_cotangents else g
         if self._by_pairs:
-            rotated = _rotate(g, self._left)
-            self._pairs = self._pairs + rotated[:, self._first] * rotated[:, self._second]
+            self._pairs = self._pairs + rows[:, self._first] * rows[:, self._second]
             return
-        # Rotate the smaller of the cotangents (one row per position) and the gradients.
-        before = g.shape[1] <= self._a.shape[3]
-        rows = (_rotate(g, self._left) if before else g).permute(0, 2, 3, 1)
-        count = max(1, MAX_FORMED_ENTRIES // (rows.shape[2] * self._a[0, 0].numel()))
-        inputs = self._a.transpose(1, 2).split(count)
-        for some_rows, some_inputs in zip(rows.split(count), inputs, strict=True):
-            gradients = some_rows @ some_inputs
-            if not before:
-                gradients = self._left.mT @ gradients
-            self._squares = self._squares + gradients.square().sum(0).double()
+        self._waiting.append(rows)
+        if len(self._waiting) * rows.numel() >= MAX_WAITING_ENTRIES:
+            self._square_waiting()
+
+    def _square_waiting(self) -> None:
+        """Form the gradients of the columns that wait, and add their squares."""
+        if not self._waiting:
+            return
+        columns = len(self._waiting)
+        stacked = join([rows.unsqueeze(3) for rows in self._waiting], 3)
+        rows = stacked.flatten(3).transpose(1, 2)  # [n, k, s, (c o)]
+        inputs = self._a.transpose(1, 2)
+        k, o, i = max(rows.shape[1], inputs.shape[1]), rows.shape[3] // columns, inputs.shape[3]
+        count = max(1, MAX_FORMED_ENTRIES // (k * columns * o * i))
+        for some_rows, some_inputs in zip(rows.split(count), inputs.split(count), strict=True):
+            gradients = (some_rows.mT @ some_inputs).unflatten(2, (columns, o))
+            if not self._rotates_cotangents:
+                gradients = self._left.mT.unsqueeze(1) @ gradients
+            self._squares = self._squares + gradients.square().sum((0, 2)).double()
+        self._waiting = []
 
     def total(self) -> tuple[Float[Tensor, "k o i"], Float[Tensor, ""]]:
         """Return the sum over samples and columns, and the trace of H, in float64."""
@@ -229,9 +246,10 @@ class Moments:
             right = (self._a[:, self._first] * self._a[:, self._second]).flatten(0, 1)
             squares = (left.mT @ right.transpose(0, 1)).double()
         else:
+            self._square_waiting()
             assert isinstance(self._squares, Tensor)
             squares = self._squares
-        if self._is_complete:
+        if self._plain is None:
             return squares, squares.sum()
         assert isinstance(self._energy, Tensor)
         return squares, self._energy

@@ -7,6 +7,7 @@ contributes. `collect_curvature` is the path from `Razor.step` to the blocks: on
 that adds their contributions.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -460,17 +461,26 @@ def _first_pass(
             f"structure={task.method.structure!r} reads the data twice, but the loader is a "
             "generator, which can be read only once. Pass a list of batches or a DataLoader."
         )
-    method, generator = task.structure.first_method(task, expected or n_data), task.generator
+    expected = expected or n_data
+    method, generator = task.structure.first_method(task, expected), task.generator
+    share = task.structure.first_share(expected)
     if method.estimator != task.method.estimator:  # an exact estimate depends on no other state
         generator = torch.Generator(task.device).manual_seed(BASIS_SEED)
     first = collect_curvature(
         replace(task, method=method, generator=generator),
-        loader,
+        loader if share == 1 else RepeatedBatches(partial(_first_parts, loader, share)),
         n_data=n_data,
         temperature=temperature,
-        expected=expected,
+        expected=None if expected is None else math.ceil(share * expected),
     )
     return {name: block for block in first.blocks for name in block.names}
+
+
+def _first_parts(loader: Loader, share: float) -> Iterator[tuple[Input, Tensor]]:
+    """Yield the first part of every batch."""
+    for x, y in loader:
+        part = slice(math.ceil(share * len(y)))
+        yield map_tensors(x, itemgetter(part)), y[part]
 
 
 def _check_options(n_data: int | None, temperature: float, keep_graph: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symrazor.curvature.accumulate import Key, Statistics
 from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
-from symrazor.curvature.tape import Use
+from symrazor.curvature.tape import Use, join
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.jacobian_rows import (
     BatchRows,
@@ -58,9 +58,9 @@ class KernelStructure(Structure):
             rows |= {name: DenseRows(torch.stack(js, 1)) for name, js in gradients.items()}
             if weight is not None:
                 inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-                a = torch.cat([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
-                joined = [c[0] if len(c) == 1 else torch.cat(c, 1) for c in formed]
-                g = torch.stack([column.permute(0, 2, 3, 1) for column in joined], 2)
+                a = join([use.inputs(x) for use, x in zip(uses, inputs, strict=True)], 1)
+                # Positions before outputs, as most layers compute them: no values are transposed.
+                g = torch.stack([join(column, 1) for column in formed], 3).permute(0, 2, 3, 4, 1)
                 rows[weight] = _weight_rows(a, g, uses[0].layer.form.from_blocks)
         return {ROWS_KEY: JacobianRows([BatchRows(n, c, rows)])}
 
@@ -93,7 +93,7 @@ def _weight_rows(a: Tensor, g: Tensor, layout: Layout) -> Rows:
     c, o = g.shape[2:4]
     shared = SharedRows(a.transpose(1, 2).expand(n, k, s, i), g.expand(n, k, c, o, s))
     if c * shared.width > s * k * (i + c * o):
-        return SharedRows(shared.a.contiguous(), shared.g.contiguous())
+        return shared
     return DenseRows(shared.matrix(layout).unflatten(0, (n, c)))
 
 

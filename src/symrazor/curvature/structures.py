@@ -86,6 +86,14 @@ class Structure(ABC):
         """
         return replace(task.method, structure=self.first)
 
+    def first_share(self, expected: int | None) -> float:
+        """Return the part of every batch that the first of two passes reads.
+
+        Args:
+            expected: number of samples that will be read, if known.
+        """
+        return 1.0
+
     @abstractmethod
     def collect(
         self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool

@@ -32,6 +32,21 @@ def widened(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate tensors; a single one is not copied."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
+
+
+def multiply_blocks(
+    x: Float[Tensor, "n s k f"], basis: Float[Tensor, "b f r"]
+) -> Float[Tensor, "n s k r"]:
+    """Multiply every block by its matrix, one matrix product for all samples."""
+    n, s, k, f = x.shape
+    blocks = max(k, len(basis))
+    rows = x.permute(2, 0, 1, 3).reshape(k, n * s, f).expand(blocks, -1, -1)
+    return (rows @ basis).reshape(blocks, n, s, -1).permute(1, 2, 0, 3)
+
+
 @dataclass
 class Use:
     r"""One call of one layer, in the weight-sharing format.
@@ -80,6 +95,12 @@ class Use:
     def inputs(self, x: Tensor) -> Float[Tensor, "n s k i"]:
         """Return an input of the layer in the format, by sample."""
         return self._fold(self.form.inputs(widened(x)))
+
+    def projected(self, x: Tensor, basis: Float[Tensor, "k i r"]) -> Float[Tensor, "n s k r"]:
+        """Return the product of an input of the layer in the format and a matrix, by sample."""
+        if self.form.project is not None:
+            return self._fold(self.form.project(widened(x), basis))
+        return multiply_blocks(self.inputs(x), basis)
 
     def outputs(self, y: Tensor) -> Float[Tensor, "n s k o"]:
         """Return a tensor of the layer's output shape in the format, by sample."""

@@ -37,6 +37,7 @@ from symrazor.curvature.convolution import (
     channels_to_features,
     input_factor,
     patches,
+    projected_patches,
 )
 
 Map = Callable[[Tensor], Tensor]
@@ -55,6 +56,8 @@ class Sharing:
         to_blocks: maps the weight parameter to W[k, o, i].
         from_blocks: the inverse of `to_blocks`.
         input_factor: optional faster sum of a a' over n and s, [k, i, i].
+        project: optional faster product of a and a matrix [k, i, r]; maps the input of the module
+            and the matrix to [n, s, k, r].
         dense: whether the weight gets an exact dense block instead of Kronecker factors; for
             weights with few entries, such as the scale of a norm.
         shaping: names of further parameters of the module or its children that shape the weight
@@ -68,6 +71,7 @@ class Sharing:
     to_blocks: Map = field(default=partial(torch.unsqueeze, dim=0))
     from_blocks: Map = field(default=partial(torch.squeeze, dim=0))
     input_factor: Map | None = None
+    project: Callable[[Tensor, Tensor], Tensor] | None = None
     dense: bool = False
     shaping: tuple[str, ...] = ()
 
@@ -105,6 +109,7 @@ def _convolution(module: Conv) -> Sharing:
         to_blocks=lambda weight: weight.reshape(groups, shape[0] // groups, -1),
         from_blocks=lambda blocks: blocks.reshape(shape),
         input_factor=lambda x: input_factor(x, geometry),
+        project=lambda x, basis: projected_patches(x, basis, geometry),
     )
 
 

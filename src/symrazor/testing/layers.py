@@ -107,6 +107,16 @@ class LayerSuite(ABC):
                 expected = torch.einsum("nski,nskj->kij", a, a)
                 assert_close(layer.form.input_factor(x), expected, 1e-10)
 
+    def test_projection_is_the_product_of_inputs_and_matrix(self) -> None:
+        """`project`, if defined, equals a times the matrix."""
+        model, x, _ = self._case()
+        for layer in layers(model):
+            if layer.form.project is not None:
+                a = layer.form.inputs(x)
+                basis = torch.randn(a.shape[2], a.shape[3], 2, dtype=a.dtype)
+                expected = torch.einsum("nski,kir->nskr", a, basis)
+                assert_close(layer.form.project(x, basis), expected, 1e-10)
+
     def test_a_datum_does_not_depend_on_its_batch(self) -> None:
         """Samples do not interact, which the curvature requires."""
         model, x, _ = self._case()
