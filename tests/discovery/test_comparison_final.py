@@ -8,10 +8,11 @@ from discover_data import some_data
 
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
+from symrazor.data import dataset
 from symrazor.discovery import comparison
 from symrazor.discovery.api import answer_question
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.question import Options, Question
+from symrazor.discovery.question import Family, Options, Question
 
 
 def test_the_final_network_is_delivered() -> None:
@@ -63,3 +64,24 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     assert spoilt.final is None
     assert any("predicts better and is kept" in text for text in told)
     assert sizes == [n if n < 2000 else n - 120]  # a twentieth is set aside
+
+
+def test_many_data_without_symmetry_get_the_ordinary_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is trained on all data but those of the check, which give its temperature."""
+    monkeypatch.setattr(comparison, "LARGE_SAMPLES", 1000)
+    monkeypatch.setattr(comparison, "_is_better", lambda *_: True)
+    n, generator = 2000, torch.Generator().manual_seed(0)
+    x, y = torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 2
+    full = candidates_for(dataset(x, y))
+    structures = [full.structure("fully connected")]
+    family = Family(structures, ordinary=full.ordinary)
+    question = Question("a", "?", family, (x, y), (x[:9], y[:9]), Categorical)
+    options = Options(epochs=2, starts=1, progress=False)
+    answer = answer_question(question, options, lambda text: None)
+    assert answer.final is not None
+    assert (answer.recommended.name, answer.final.name) == ("fully connected", "ordinary")
+    assert answer.final.fit.razor.n_data == 1900
+    assert answer.delivered.temperature == answer.final.own_temperature != 1.0
+    assert "An ordinary CNN, trained on 1,900 samples, predicts as well" in answer.details

@@ -40,11 +40,13 @@ class Candidate:
         name: name of the structure.
         fit: the start with the highest evidence.
         members: the trainings of all starts.
+        own_temperature: temperature of the logits; None for the mean over all starts.
     """
 
     name: str
     fit: Fit
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
+    own_temperature: float | None = None
 
     @property
     def log_evidence(self) -> float:
@@ -61,7 +63,9 @@ class Candidate:
 
     @property
     def temperature(self) -> float:
-        """Temperature of the logits, the geometric mean over all starts."""
+        """Temperature of the logits, by default the geometric mean over all starts."""
+        if self.own_temperature is not None:
+            return self.own_temperature
         logs = [math.log(member.temperature) for member in self.members]
         return math.exp(fmean(logs)) if logs else 1.0
 
@@ -152,6 +156,11 @@ class Answer:
     def recommended(self) -> Candidate:
         """The candidate to use."""
         return self.named(self.recommended_name) if self.recommended_name else self.best
+
+    @property
+    def delivered(self) -> Candidate:
+        """The candidate whose network is delivered."""
+        return self.recommended if self.final is None else self.final
 
     @property
     def recommended_fit(self) -> Fit:
@@ -296,12 +305,17 @@ class Answer:
 
     def _final_score(self) -> str:
         test = {} if self.final is None else self.final.fit.reading.test
+        text = ""
+        if self.final is not None and self.final.name != self.recommended.name:
+            n = self.final.fit.razor.n_data
+            label = capitalize(self._label(self.final.name))
+            text = f"{label}, trained on {n:,} samples, predicts as well and is delivered. "
         if "accuracy" in test:
             share = f"{100 * test['accuracy']:.1f} %"
-            return f"The delivered network classifies {share} of the held-out data correctly."
+            return f"{text}The delivered network classifies {share} of the held-out data correctly."
         if "mse" in test:
             error = f"{test['mse']:.3g} (targets have variance 1)"
-            return f"The delivered network's mean squared error on held-out data is {error}."
+            return f"{text}The delivered network's mean squared error on held-out data is {error}."
         return ""
 
     def to_dict(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
 from symrazor.data.datasets import as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
-from symrazor.discovery.budget import MIN_STEPS
+from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.invariances import TIME_SHARE, learn_invariances, wants_invariances
@@ -112,7 +112,8 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         None if test is None else preparation.data(test),
         likelihood,
     )
-    minutes = TIME_SHARE * options.minutes if wants_invariances(data, options) else 0.0
+    share = TIME_SHARE / 2 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
+    minutes = share * options.minutes if wants_invariances(data, options) else 0.0
     compared = options.change(minutes=options.minutes - minutes)
     answer = answer_question(question, compared, tell)
     if minutes:

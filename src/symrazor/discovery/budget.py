@@ -65,8 +65,11 @@ MIN_EXACT_MINUTES = 0.5
 MAX_GPU_WORKERS = 4
 """Trainings that share a GPU; small networks leave most of it idle."""
 
-COMPARISON_SHARE, MAX_COMPARISON_SHARE = 0.4, 0.65
-"""Share of the time for the first starts, and for all starts if the decision is close."""
+COMPARISON_SHARES, LARGE_COMPARISON_SHARES = (0.4, 0.65), (0.3, 0.35)
+"""Share of the time for the first starts, and for all starts if the decision is close; the same for
+many data, whose final training needs the time."""
+LARGE_SAMPLES = 10_000
+"""Training samples from which data count as many."""
 MIN_STEPS = 300
 """Training steps of both phases below which a comparison is provisional."""
 
@@ -75,6 +78,10 @@ FINAL_PLANNED_SHARE = 0.9
 MIN_FINAL_EPOCHS = 3
 """Epochs below which the final training uses fewer samples."""
 MAX_FINAL_STEPS, MAX_FINAL_EPOCHS = 10_000, 200
+ORDINARY_LEARNING_RATE = 3e-3
+"""Peak learning rate of the ordinary network."""
+RESULT_SAMPLES = 5000
+"""Samples for the evidence of the final network, if data are many."""
 FINAL_EVIDENCE_STEPS, MIN_FINAL_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE = 12, 4, 0.1
 """Evidence steps of the final training: the most that take this share of the time, within these
 limits."""
@@ -246,10 +253,16 @@ def plan_comparison(
     return Plan((epochs, epochs), samples, total(samples, epochs), costs)
 
 
+def comparison_shares(n: int) -> tuple[float, float]:
+    """Return the shares of the time for the first starts and for all, for n training samples."""
+    return LARGE_COMPARISON_SHARES if n >= LARGE_SAMPLES else COMPARISON_SHARES
+
+
 def plan_final(name: str, cost: Cost, n: int, seconds: float) -> FinalPlan | None:
     """Return the plan with the most epochs that fit; None if no epoch fits.
 
-    Samples are reduced before epochs fall below `MIN_FINAL_EPOCHS`.
+    Samples are reduced before epochs fall below `MIN_FINAL_EPOCHS`. The evidence of many samples is
+    estimated from some of them (`result_samples`).
     """
     limit = FINAL_PLANNED_SHARE * seconds
     seconds_per_evidence = max(min(n, EVIDENCE_SUBSET) * cost.evidence, 1e-9)
@@ -257,13 +270,19 @@ def plan_final(name: str, cost: Cost, n: int, seconds: float) -> FinalPlan | Non
     evidence_steps = max(MIN_FINAL_EVIDENCE_STEPS, affordable)
 
     def fits(samples: int, epochs: int) -> bool:
-        return cost.total_seconds(samples, epochs, evidence_steps) <= limit
+        result = (result_samples(samples) or samples) * cost.evidence + cost.once
+        return cost.loop_seconds(samples, epochs, evidence_steps) + result <= limit
 
     samples = most_samples(n, lambda n: fits(n, MIN_FINAL_EPOCHS), MIN_SAMPLES)
     wanted = max(50, math.ceil(MAX_FINAL_STEPS * batch_size(samples) / samples))
     max_epochs = min(MAX_FINAL_EPOCHS, wanted)
     epochs = max((e for e in range(1, max_epochs + 1) if fits(samples, e)), default=0)
     return FinalPlan(name, epochs, samples, evidence_steps) if epochs else None
+
+
+def result_samples(n: int) -> int | None:
+    """Return the samples for the evidence of a final network; None for all."""
+    return RESULT_SAMPLES if n >= LARGE_SAMPLES else None
 
 
 def exact_products(question: Question, n_samples: int) -> float:
@@ -366,9 +385,10 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
         torch.set_num_threads(threads)
     left = 60 * options.minutes - (clock.now() - started)
     arguments = (costs, set(family.contains), n)
-    plan = plan_comparison(*arguments, COMPARISON_SHARE * left, options.starts, workers)
-    if plan.steps < MIN_STEPS:
-        plan = plan_comparison(*arguments, MAX_COMPARISON_SHARE * left, options.starts, workers)
+    for share in comparison_shares(n):
+        plan = plan_comparison(*arguments, share * left, options.starts, workers)
+        if plan.steps >= MIN_STEPS:
+            break
     return plan
 
 

@@ -29,15 +29,19 @@ from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
 from symrazor.discovery.budget import (
     EVIDENCE_SUBSET,
-    MAX_COMPARISON_SHARE,
+    LARGE_SAMPLES,
     MIN_EPOCHS,
+    ORDINARY_LEARNING_RATE,
     FinalPlan,
     Plan,
     batch_size,
+    comparison_shares,
     evidence_interval,
+    measure_costs,
     n_workers,
     plan_final,
     plan_question,
+    result_samples,
     stored_plan,
 )
 from symrazor.discovery.claims import Claim, claim_of
@@ -115,7 +119,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     comparison = Comparison(shared, config, plan.samples, options.seed, folder)
     compared = Compared(comparison, plan)
     steps = _Steps(folder and folder / STEPS_FILE)
-    limit = MAX_COMPARISON_SHARE * 60 * options.minutes
+    limit = comparison_shares(len(question.train[1]))[1] * 60 * options.minutes
     jobs_at_once = min(n_workers(options), options.starts * len(question.family.structures))
     with Workers(jobs_at_once, comparison) as workers, Interruption(folder is not None) as signals:
         deadline = began + 60 * options.minutes if plan.costs else None
@@ -233,12 +237,25 @@ def train_final(
     seconds: float,
     tell: Tell,
 ) -> Candidate | None:
-    """Return the recommended network after its final training; None if that did not improve it."""
+    """Return the network to deliver after its final training; None if that did not improve it.
+
+    That is the recommended network; with many data and no symmetry built in, the ordinary one.
+    """
+    began = clock.now()
     member = max(candidate.members, key=lambda member: member.log_evidence)
     training, check = _split(question, compared, member)
-    folder = options.unfinished_folder(question.name)
-    make = partial(_plan, compared, candidate.name, len(training[1]), seconds)
-    plan = stored_plan(folder and folder / "final.json", make)
+    folder, family = options.unfinished_folder(question.name), question.family
+    costs, name = compared.plan.costs, candidate.name
+    has_symmetry = name in [symmetry.structure for symmetry in family.symmetries]
+    if len(training[1]) >= LARGE_SAMPLES and family.ordinary is not None and not has_symmetry:
+        name = family.ordinary.name
+        if costs:
+            config = replace(compared.comparison.config, batch_size=batch_size(len(training[1])))
+            costs = measure_costs([family.ordinary], training, question.likelihood, config)
+            seconds -= clock.now() - began
+    untimed = FinalPlan(name, compared.plan.epochs[1], len(training[1]))
+    make = partial(plan_final, name, costs[name], len(training[1]), seconds) if costs else None
+    plan = stored_plan(folder and folder / "final.json", make or (lambda: untimed))
     if plan is None:
         return None
     training = select(training, subsample(len(training[1]), plan.samples, options.seed))
@@ -246,11 +263,13 @@ def train_final(
         f"  final training: {question.family.label(plan.name)}, {plan.epochs} epochs on "
         f"{plan.samples:,} samples"
     )
-    trained = _train(question, compared, member, plan, training, options)
+    previous = member if plan.name == candidate.name else None
+    trained = _train(question, compared, previous, plan, training, options)
     if not _is_better(trained, candidate.fit, check):
         tell("  the network of the comparison predicts better and is kept")
         return None
-    return Candidate(plan.name, trained, candidate.members)
+    temperature = log_scores(trained, check)[1] if len(check[1]) else None
+    return Candidate(plan.name, trained, candidate.members, temperature)
 
 
 def _split(question: Question, compared: Compared, member: Member) -> tuple[Tensors, Tensors]:
@@ -266,22 +285,15 @@ def _split(question: Question, compared: Compared, member: Member) -> tuple[Tens
     return (train[0][is_training], train[1][is_training]), select(train, check)
 
 
-def _plan(compared: Compared, name: str, n: int, seconds: float) -> FinalPlan | None:
-    """Return the plan for the remaining seconds, or for as many epochs as a phase if untimed."""
-    plan = compared.plan
-    if plan.costs:
-        return plan_final(name, plan.costs[name], n, seconds)
-    return FinalPlan(name, plan.epochs[1], n)
-
-
 def _train(
     question: Question,
     compared: Compared,
-    member: Member,
+    previous: Member | None,
     plan: FinalPlan,
     training: Tensors,
     options: Options,
 ) -> Fit:
+    """Continue from a network of the comparison; with None, train the ordinary one."""
     config, folder = compared.comparison.config, options.unfinished_folder(question.name)
     config = replace(
         config,
@@ -292,12 +304,16 @@ def _train(
         start="given",
         resume=folder and folder / "final",
         progress=options.progress,
+        evidence_samples=result_samples(plan.samples),
     )
+    if previous is None:
+        config = replace(config, lr=ORDINARY_LEARNING_RATE, keep="last")
     with torch.random.fork_rng([]):
         torch.manual_seed(options.seed)
         model, likelihood = question.family.structure(plan.name).make(), question.likelihood()
-        precisions = continue_from_(model, likelihood, member.state, training[0])
-        config = config.change(prior_precision=precisions)
+        if previous is not None:
+            precisions = continue_from_(model, likelihood, previous.state, training[0])
+            config = config.change(prior_precision=precisions)
         trained = fit(model, training, likelihood, config=config)
     return trained
 

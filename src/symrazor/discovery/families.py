@@ -51,6 +51,7 @@ from symrazor.layers.plain import (
     conv_channels,
     convolutional,
     group_convolutional,
+    ordinary_convolutional,
     perceptron,
 )
 from symrazor.layers.point_group import point_group
@@ -209,6 +210,9 @@ def grid_family(
         ),
         fully_connected_structure(shape, outputs),
     ]
+    build = partial(ordinary_convolutional, shape, outputs, width)
+    ordinary = Structure("ordinary", build, "an ordinary CNN")
+    make_family = partial(Family, structures, "relaxed", "convolutional", ordinary=ordinary)
     rivals = ["relaxed", "positional", "fully connected"]
     symmetries = [Symmetry("translation", "convolutional", rivals)]
     given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
@@ -218,7 +222,7 @@ def grid_family(
         if is_image:
             structures[2:2] = [_one_axis(strict, axis) for axis in AXES]
             symmetries = _with_axes(rivals)
-        return Family(structures, "relaxed", "convolutional", symmetries, describe=describe)
+        return make_family(symmetries=symmetries, describe=describe)
     # Networks with a point group built in are translation-invariant as well. Only networks that
     # share this property tell what the group adds. More symmetry comes first: it is preferred
     # among networks that predict equally well.
@@ -228,7 +232,7 @@ def grid_family(
         smaller = [other.name for other, _ in given if other.order < fitting.order]
         compared = ["convolutional", *smaller]
         symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
-    return Family(structures, "relaxed", "convolutional", symmetries, describe=describe_invariance)
+    return make_family(symmetries=symmetries, describe=describe_invariance)
 
 
 def _one_axis(strict: Callable[..., nn.Module], axis: str) -> Structure:

@@ -141,6 +141,8 @@ class Family:
         describe: returns a headline from the claims, where `wording` cannot say enough.
         groups: name -> group that permutes the positions of the data. Its equivariance error is
             measured for every candidate, and features of vectors share one scale.
+        ordinary: a fast network that is not compared, for the final training on many data if no
+            symmetry is built in.
         permutes_points: whether to measure the effect of permuting the points of a set.
     """
 
@@ -151,6 +153,7 @@ class Family:
     wording: Wording | None = None
     describe: Callable[..., str] | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
+    ordinary: Structure | None = None
     permutes_points: bool = False
 
     def __post_init__(self) -> None:
@@ -177,7 +180,8 @@ class Family:
 
     def structure(self, name: str) -> Structure:
         """Return the structure of a name."""
-        return next(structure for structure in self.structures if structure.name == name)
+        others = () if self.ordinary is None else (self.ordinary,)
+        return next(s for s in (*self.structures, *others) if s.name == name)
 
     def label(self, name: str) -> str:
         """Return the name of a candidate in sentences."""

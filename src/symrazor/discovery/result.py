@@ -59,7 +59,7 @@ class QuestionResult:
         fit = self.answer.recommended_fit
         is_plain = not any(is_symrazor_module(module) for module in fit.model.modules())
         plain = copy.deepcopy(fit.model).eval() if is_plain else fit.collapse()
-        temperature, dims = self.answer.recommended.temperature, self.data.x.ndim
+        temperature, dims = self.answer.delivered.temperature, self.data.x.ndim
         if self.preparation is None and temperature == 1:
             return plain.cpu()
         zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)

@@ -295,7 +295,12 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
     unshuffled = TensorLoader(x, y, min(len(y), batch_size))
     structure = training.options.evidence_structure
-    evidence = razor.evidence(ShardedLoader(unshuffled), structure=structure)
+    samples = training.options.evidence_samples
+    is_part = samples is not None and samples < len(y)
+    loader = training.curvature_data if is_part else unshuffled  # the first of shuffled samples
+    evidence = razor.evidence(
+        ShardedLoader(loader), samples if is_part else None, structure=structure
+    )
     figures = razor.likelihood.scores(shared_outputs(model, test[0]), test[1]) if test else {}
     about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
     inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None

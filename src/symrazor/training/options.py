@@ -98,6 +98,7 @@ class FitConfig:
         evidence_structure: structure of the curvature for the evidence and the shares of the
             returned state. "auto" uses the exact curvature if it is affordable; None: the
             `structure` of the evidence steps. `RazorConfig` lists all structures.
+        evidence_samples: samples for the evidence of the returned state, scaled up; None for all.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         restart: whether a network whose weights the evidence has pruned is trained once more with a
@@ -128,6 +129,7 @@ class FitConfig:
     subset: int | None = None
     evidence_batch: int | None = None
     evidence_structure: str | None = None
+    evidence_samples: int | None = None
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
     restart: bool = True
