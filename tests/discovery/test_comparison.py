@@ -36,6 +36,7 @@ class Trainings:
             structure=job.structure,
             start=job.start,
             log_evidence=-100 + 100 * gain,
+            evidence=SimpleNamespace(n_data=80),
             left_out=scores + gain,
             guess=scores - 1,
         )

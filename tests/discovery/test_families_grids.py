@@ -84,6 +84,7 @@ def test_single_axes_are_asked_about_only_if_position_matters(gain: float, names
         SimpleNamespace(
             structure=structure.name,
             start=start,
+            evidence=SimpleNamespace(n_data=80),
             log_evidence=100 * gain * (structure.name != "convolutional"),
             left_out=scores + gain * (structure.name != "convolutional"),
             guess=scores - 1,

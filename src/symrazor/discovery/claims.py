@@ -7,18 +7,25 @@ measured for each rival, positive if the rival is better:
 - **left-out data**: the difference of the log likelihood of samples that neither was trained on,
   summed over all starts.
 
-A margin is a mean over starts with its standard error. The standard error of the second includes
-the scatter over samples. All differences are paired: both structures have the same samples and, if
-one contains the other, the same state to start from.
+All differences are paired: both structures have the same samples and, if one contains the other,
+the same state to start from. A start that learned nothing is a failed training if the same
+structure learned something from other starts; it does not count. A rival that contains the
+structure has at least its evidence once its prior is optimal, because it could switch its other
+paths off. If its evidence is lower, its training failed to do so, and the margin counts as 0.
 
-The first margin depends on an approximation of the curvature, the second on few samples. Each is
-divided by its standard error, to which the typical error of a training is added, and compressed.
-The probability of the symmetry is a logistic function of both,
+The standard error of a margin says how far the margin of another run, with other data and starts,
+is typically off. It has three parts: the scatter over starts, multiplied by the quantile of
+Student's t for so few starts; the scatter over samples, which all starts share; and a part of the
+margin itself, calibrated on tasks with known answers, for what a run shares otherwise, such as too
+short a training.
+
+The probability of the symmetry is a logistic function of both margins, divided by their standard
+errors and compressed,
 
 $$ p = \sigma\big(w_0 - w_1 \operatorname{asinh}(z_1) - w_2 \operatorname{asinh}(z_2)\big), $$
 
-for the rival with the smallest $p$. The constants were fitted to tasks with known answers, the
-development half of `symrazor bench truth`. On other tasks it can be too sure.
+for the rival with the smallest $p$. The constants were fitted to the development half of
+`symrazor bench truth`, which cannot tell probabilities above `MAX_PROBABILITY` apart.
 
 A claim is stated from a probability of 0.95. It remains undecided if the two margins contradict
 each other, or if the symmetry seems to hold only because nothing was learned: the structure that
@@ -26,7 +33,7 @@ has it must predict left-out samples better than a guess.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -37,19 +44,24 @@ from symrazor.discovery.members import Member, has_learned
 from symrazor.discovery.question import Symmetry, Wording
 from symrazor.symmetry.verdict import join_names
 
-MIN_PROBABILITY = 0.95
-"""Probability from which a claim is stated."""
+MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.99
+"""Probability from which a claim is stated, and the largest one that is."""
 TRAINING_ERRORS = (8.0, 3.0)
-"""Typical errors of both margins in nats that all starts share, such as too short a training."""
+"""Typical errors of both margins in nats that all starts of a run share."""
+SHARED_ERROR = 0.1
+"""The same, relative to the margin."""
 WEIGHTS = (4.3, 0.9, 2.2)
 """Weights $w_0, w_1, w_2$ of the probability."""
 CONTRADICTION = 2.0
 """Standard errors of both margins from which they contradict each other."""
+T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+NORMAL_QUANTILE = 1.96
 
 
 @dataclass(frozen=True)
 class Margin:
-    """A difference in nats and its standard error over starts, samples and probes."""
+    """A difference in nats and its standard error between runs."""
 
     mean: float
     standard_error: float
@@ -97,23 +109,28 @@ class Claim:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of `margin`."""
+        """Standard error of `margin`; the errors of both parts come from the same data."""
         error = 0.0 if self.left_out is None else self.left_out.standard_error
-        return math.hypot(self.evidence.standard_error, error)
+        return self.evidence.standard_error + error
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
         return {**asdict(self), "margin": self.margin, "standard_error": self.standard_error}
 
 
-def claim_of(symmetry: Symmetry, members: Sequence[Member]) -> Claim | None:
-    """Return the claim about a symmetry; None if no rival was trained."""
+def claim_of(
+    symmetry: Symmetry, members: Sequence[Member], nested: Collection[str] = ()
+) -> Claim | None:
+    """Return the claim about a symmetry; None if no rival was trained.
+
+    `nested` names the rivals that contain the structure of the symmetry.
+    """
     by_name: dict[str, dict[int, Member]] = {}
     for member in members:
         by_name.setdefault(member.structure, {})[member.start] = member
     symmetric = by_name.get(symmetry.structure, {})
     margins = {
-        rival: margins_between(symmetric, by_name[rival])
+        rival: margins_between(symmetric, by_name[rival], rival in nested)
         for rival in symmetry.rivals
         if set(by_name.get(rival, {})) & set(symmetric)
     }
@@ -122,7 +139,7 @@ def claim_of(symmetry: Symmetry, members: Sequence[Member]) -> Claim | None:
     rival = min(margins, key=lambda name: _probability(*margins[name]))
     evidence, left_out = margins[rival]
     p = _probability(evidence, left_out)
-    starts = len(set(symmetric) & set(by_name[rival]))
+    starts = len(_valid_starts(symmetric, by_name[rival]))
     holds = _decision(p, evidence, left_out, starts)
     if holds and not has_learned(list(symmetric.values())):
         holds = None
@@ -148,36 +165,53 @@ def _decision(p: float, evidence: Margin, left_out: Margin | None, starts: int) 
 
 
 def margins_between(
-    first: dict[int, Member], second: dict[int, Member]
+    first: dict[int, Member], second: dict[int, Member], contains_first: bool = False
 ) -> tuple[Margin, Margin | None]:
     """Return by how much the second structure is better, over the starts that both have."""
-    starts = sorted(set(first) & set(second))
-    evidence = _margin([second[s].log_evidence - first[s].log_evidence for s in starts])
+    starts = _valid_starts(first, second)
+    n = len(starts)
     gains = [second[s].left_out - first[s].left_out for s in starts]
     scores = torch.cat(gains)
+    deviation = float(scores.std()) if len(scores) > 1 else 0.0
+    values = [second[s].log_evidence - first[s].log_evidence for s in starts]
+    n_data = fmean(first[s].evidence.n_data for s in starts)
+    mean = max(0.0, fmean(values)) if contains_first else fmean(values)
+    over_starts = _t_factor(n) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    evidence = _margin(mean, over_starts, deviation * math.sqrt(n_data), TRAINING_ERRORS[0])
     if len(scores) < 2:
         return evidence, None
     sums = [float(gain.sum()) for gain in gains]
-    over_samples = float(scores.std()) * math.sqrt(len(scores))
-    over_starts = stdev(sums) * math.sqrt(len(sums)) if len(sums) > 1 else 0.0
-    return evidence, Margin(sum(sums), max(over_samples, over_starts, 1.0))
+    over_starts = _t_factor(n) * stdev(sums) * math.sqrt(n) if n > 1 else 0.0
+    over_samples = deviation * math.sqrt(len(scores))
+    return evidence, _margin(sum(sums), over_starts, over_samples, TRAINING_ERRORS[1])
 
 
-def _margin(values: Sequence[float]) -> Margin:
-    """Return the mean over starts and its standard error."""
-    spread = stdev(values) if len(values) > 1 else 0.0
-    return Margin(fmean(values), spread / math.sqrt(len(values)))
+def _valid_starts(first: dict[int, Member], second: dict[int, Member]) -> list[int]:
+    """Return the starts that both have, without failed trainings."""
+    common = sorted(set(first) & set(second))
+    for members in (first, second):
+        learned = [start for start in common if has_learned([members[start]])]
+        common = learned or common
+    return common
+
+
+def _margin(mean: float, over_starts: float, over_samples: float, training: float) -> Margin:
+    shared = SHARED_ERROR * abs(mean)
+    return Margin(mean, math.hypot(over_starts, over_samples, shared, training))
+
+
+def _t_factor(starts: int) -> float:
+    """Return by how much the interval of a mean over few starts is wider than a normal one."""
+    return T_QUANTILES[min(starts - 1, len(T_QUANTILES)) - 1] / NORMAL_QUANTILE
 
 
 def _probability(evidence: Margin, left_out: Margin | None) -> float:
     """Return the probability that the symmetry holds."""
-    logit = WEIGHTS[0]
-    for margin, weight, error in zip(
-        (evidence, left_out), WEIGHTS[1:], TRAINING_ERRORS, strict=True
-    ):
-        if margin is not None:
-            logit -= weight * math.asinh(margin.mean / math.hypot(margin.standard_error, error))
-    return 1 / (1 + math.exp(-logit))
+    logit = WEIGHTS[0] - WEIGHTS[1] * math.asinh(evidence.z)
+    if left_out is not None:
+        logit -= WEIGHTS[2] * math.asinh(left_out.z)
+    probability = 1 / (1 + math.exp(-logit))
+    return min(max(probability, 1 - MAX_PROBABILITY), MAX_PROBABILITY)
 
 
 # Words

@@ -88,11 +88,13 @@ class Compared:
     def claims(self) -> tuple[Claim, ...]:
         """Return the claims about the symmetries of the family."""
         claims: dict[str, Claim] = {}
-        for symmetry in self.comparison.question.family.symmetries:
+        family = self.comparison.question.family
+        for symmetry in family.symmetries:
+            nested = [k for k, inner in family.contains.items() if inner == symmetry.structure]
             implied_by = claims.get(symmetry.follows_from)
             if implied_by is not None and implied_by.holds is not False:
                 continue
-            claim = claim_of(symmetry, self.members)
+            claim = claim_of(symmetry, self.members, nested)
             if claim is not None:
                 claims[symmetry.name] = claim
         return tuple(claims.values())
