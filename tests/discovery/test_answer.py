@@ -106,7 +106,7 @@ def test_without_left_out_samples_the_evidence_recommends(fitted: dict[str, sr.F
             True,
             0.995,
             "Translation-invariant: position does not matter.",
-            "Probability above 99 %, from 2 starts of each network.",
+            "Probability 99 %, from 2 starts of each network.",
         ),
         (
             False,
@@ -149,8 +149,8 @@ def test_probabilities_are_rounded_down() -> None:
         "50 %",
         "95 %",
         "98 %",
-        "above 99 %",
-        "above 99 %",
+        "99 %",
+        "99 %",
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symrazor.discovery.claims import MIN_PROBABILITY, Claim, describe_invariance
+from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import NEUTRAL, Family
@@ -28,8 +28,6 @@ from symrazor.training.fit import Fit
 
 SAME_PREDICTION = 2.0
 """Standard errors up to which two networks count as equally good predictors."""
-MAX_PERCENT = 99
-"""Largest probability that is printed, in per cent; no calibration can tell larger ones apart."""
 
 
 @dataclass(frozen=True)
@@ -339,8 +337,7 @@ class Answer:
 
 def probability_text(probability: float) -> str:
     """Format a probability in per cent, not above what the calibration can tell."""
-    value = math.floor(100 * probability)
-    return f"above {MAX_PERCENT} %" if value >= MAX_PERCENT else f"{value} %"
+    return f"{math.floor(100 * min(probability, MAX_PROBABILITY))} %"
 
 
 def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
