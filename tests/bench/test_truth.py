@@ -81,6 +81,10 @@ def transformed(x: Tensor, symmetry: str, groups: tuple[str | Group, ...] | None
         case "translation":
             shifts = [1 + k for k in range(x.dim() - 2)]
             return x.roll(shifts, list(range(2, x.dim())))
+        case "x-translation":
+            return x.roll(3, 3)
+        case "y-translation":
+            return x.roll(3, 2)
         case "permutation":
             return x[:, torch.randperm(x.shape[1], generator=generator)]
         case "p4":

@@ -25,6 +25,9 @@ def transformed(problem: Problem, symmetry: str, x: Tensor, generator: torch.Gen
             sizes = x.shape[2:]
             shifts = [int(torch.randint(1, size, (1,), generator=generator)) for size in sizes]
             return x.roll(shifts, list(range(2, x.dim())))
+        case "x-translation" | "y-translation":
+            dim = 3 if symmetry == "x-translation" else 2
+            return x.roll(int(torch.randint(1, x.shape[dim], (1,), generator=generator)), dim)
         case "permutation":
             return x[:, torch.randperm(x.shape[1], generator=generator)]
         case "p4":
