@@ -77,14 +77,10 @@ def transformed(x: Tensor, symmetry: str, groups: tuple[str | Group, ...] | None
                 return x
             assert group.lie is not None
             return x @ torch.linalg.matrix_exp(0.8 * group.lie.generators[0]).to(x).mT
+    dims = {"translation": [*range(2, x.dim())], "x-translation": [3], "y-translation": [2]}
+    if symmetry in dims:
+        return x.roll([dim - 1 for dim in dims[symmetry]], dims[symmetry])
     match symmetry:
-        case "translation":
-            shifts = [1 + k for k in range(x.dim() - 2)]
-            return x.roll(shifts, list(range(2, x.dim())))
-        case "x-translation":
-            return x.roll(3, 3)
-        case "y-translation":
-            return x.roll(3, 2)
         case "permutation":
             return x[:, torch.randperm(x.shape[1], generator=generator)]
         case "p4":

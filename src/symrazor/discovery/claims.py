@@ -46,6 +46,8 @@ from symrazor.symmetry.verdict import join_names
 
 MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.99
 """Probability from which a claim is stated, and the largest one that is."""
+MIN_STARTS = 2
+"""Starts without which there is no scatter, and nothing is stated."""
 TRAINING_ERRORS = (8.0, 3.0)
 """Typical errors of both margins in nats that all starts of a run share."""
 SHARED_ERROR = 0.1
@@ -156,7 +158,7 @@ def claim_of(
 
 def _decision(p: float, evidence: Margin, left_out: Margin | None, starts: int) -> bool | None:
     """Return whether the symmetry holds; None if that is undecided."""
-    if max(p, 1 - p) < MIN_PROBABILITY or starts < 2:
+    if max(p, 1 - p) < MIN_PROBABILITY or starts < MIN_STARTS:
         return None
     if left_out is not None and evidence.z * left_out.z < 0:
         is_contradiction = min(abs(evidence.z), abs(left_out.z)) > CONTRADICTION
@@ -187,11 +189,11 @@ def margins_between(
 
 
 def _valid_starts(first: dict[int, Member], second: dict[int, Member]) -> list[int]:
-    """Return the starts that both have, without failed trainings."""
+    """Return the starts that both have, without failed trainings if enough others are left."""
     common = sorted(set(first) & set(second))
     for members in (first, second):
         learned = [start for start in common if has_learned([members[start]])]
-        common = learned or common
+        common = learned if len(learned) >= MIN_STARTS else common
     return common
 
 
