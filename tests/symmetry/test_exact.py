@@ -8,9 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.symmetry.exact import breaking_modules, network_error
-from symrazor.symmetry.replacement import record_calls
-from symrazor.symmetry.verdict import describe_breaking
 
 
 def shift_change(model: nn.Module, x: Tensor) -> float:
@@ -184,16 +181,3 @@ def test_wrong_inputs() -> None:
 
     with pytest.raises(ValueError, match="does not run with its modules replaced"):
         sr.make_equivariant(Fixed(), torch.zeros(2, 1, 8, 8))
-
-
-def test_reasons_for_a_network_and_its_error() -> None:
-    x = torch.zeros(3, 2, 16, 16)
-    model = vgg()
-    reasons = breaking_modules(model, record_calls(model, x)[1])
-    assert list(reasons) == ["0", "2", "3", "6", "8"]
-    assert describe_breaking({"0": "a", "2": "b", "3": "a"}) == "a (0, 3) and b (2)"
-    error = network_error(model, x)  # equal inputs are replaced by random ones
-    assert error is not None
-    assert error > 0.05
-    assert network_error(model, torch.zeros(1, 2, 16, 16)) is None
-    assert network_error(nn.Linear(3, 2), torch.zeros(4, 3)) is None

@@ -33,11 +33,18 @@ from symrazor.discovery.claims import (
     describe_invariance,
     describe_shifts,
 )
-from symrazor.discovery.question import NEUTRAL, Family, Structure, Symmetry, UserGroup, Wording
+from symrazor.discovery.question import (
+    NEUTRAL,
+    Family,
+    Structure,
+    Symmetry,
+    UserGroup,
+    Wording,
+    fully_connected_structure,
+)
 from symrazor.discovery.user_groups import (
     are_matrices,
     free_path,
-    fully_connected_structure,
     matrix_family,
     permutation_family,
     permutes_positions,
@@ -56,8 +63,8 @@ from symrazor.layers.plain import (
 )
 from symrazor.layers.point_group import point_group
 from symrazor.layers.relaxed import relaxed_convolution, split_off
+from symrazor.symmetry.breaking import CONVS
 from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, canonical_name, check_groups
-from symrazor.symmetry.replacement import CONVS
 
 MIN_POSITIONS = 4
 SET_WIDTH = 32
@@ -269,7 +276,7 @@ def _check_paths(
 
 
 def _grid_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None) -> Family:
-    if permutes_positions(groups):
+    if groups and permutes_positions(groups):
         return permutation_family(data, groups or ())
     shape = tuple(data.x.shape[1:])
     if math.prod(shape[1:]) < MIN_POSITIONS:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from symrazor.core.likelihood import Likelihood
 from symrazor.data import Tensors
 from symrazor.groups import Group, from_file
 from symrazor.groups.constructors import is_group_file
+from symrazor.layers.plain import fully_connected
 from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
@@ -72,6 +73,12 @@ class Structure:
     name: str
     make: Callable[[], nn.Module]
     label: str
+
+
+def fully_connected_structure(shape: Sequence[int], outputs: int) -> Structure:
+    """Return the candidate without any symmetry."""
+    make = partial(fully_connected, shape, outputs)
+    return Structure("fully connected", make, "a fully connected network")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,14 @@ from torch import nn
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural
 from symrazor.discovery.claims import describe_invariance
-from symrazor.discovery.question import Family, Structure, Symmetry, UserGroup, slug
+from symrazor.discovery.question import (
+    Family,
+    Structure,
+    Symmetry,
+    UserGroup,
+    fully_connected_structure,
+    slug,
+)
 from symrazor.groups import (
     Group,
     cyclic_permutations,
@@ -31,7 +38,6 @@ from symrazor.groups import (
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
 from symrazor.layers.matrix_invariants import MatrixInvariant
 from symrazor.layers.path import Path
-from symrazor.layers.plain import fully_connected
 from symrazor.symmetry.verdict import join_names
 
 PERMUTATION_WIDTH = 16
@@ -45,12 +51,6 @@ POSITION_GROUPS: dict[str, Callable[[int], Group]] = {
     "dihedral": dihedral_permutations,
 }
 """Name -> group on n positions: all permutations; cyclic shifts; cyclic shifts and reversals."""
-
-
-def fully_connected_structure(shape: Sequence[int], outputs: int) -> Structure:
-    """Return the candidate without any symmetry."""
-    make = partial(fully_connected, shape, outputs)
-    return Structure("fully connected", make, "a fully connected network")
 
 
 def free_path(channels: int, width: int, positions: Sequence[int]) -> Path:

@@ -1,181 +1,44 @@
-"""Find the modules that break translation equivariance between layers, and replace them exactly.
-
-A convolution is equivariant, but a network of convolutions need not be: pools and convolutions with
-a stride keep some pixels and drop others, zero padding marks the border, and a dense layer on a
-flattened map has weights for every position. `breaking_modules` names them, `make_equivariant`
-replaces them.
-"""
+"""Replace the modules that break translation equivariance between layers by exact ones."""
 
 import logging
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from symrazor.accelerate.torch_internals import ConvTranspose, conv_padding
 from symrazor.data.batches import Input
-from symrazor.layers.conv import CONVOLUTIONS, AnyConv, ComputedFilter
+from symrazor.layers.conv import CONVOLUTIONS, AnyConv
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed
 from symrazor.layers.subsampling import (
-    ADAPTIVE_REDUCTIONS,
     AVERAGE_POOLS,
     MAX_POOLS,
     Reduction,
     SetPool,
     Subsample,
 )
-from symrazor.symmetry.equivariance import equivariance_error
-from symrazor.symmetry.replacement import (
+from symrazor.symmetry.breaking import (
+    ADAPTIVE_POOLS,
+    CIRCULAR_PADS,
     CONVS,
     PADS,
     ModuleCall,
-    copy_model,
+    adaptive_sizes,
+    breaking_modules,
+    conv_reach,
+    each,
+    network_error,
+    pool_options,
     record_calls,
-    replace_modules,
 )
+from symrazor.symmetry.replacement import copy_model, replace_modules
 from symrazor.symmetry.verdict import percent
 
-STRIDED_POOL = "pooling with a stride"
-STRIDED_CONV = "convolution with a stride"
-BORDER = "padding that marks the border"
-NO_PADDING = "filter without padding"
-FLATTENED = "dense layer on flattened positions"
-ADAPTIVE_POOL = "adaptive pooling to several positions"
-FIXED_SUBSAMPLING = "subsampling at fixed positions"
-TRANSPOSED = "transposed convolution"
-ADAPTIVE_POOLS = (
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-)
-_CIRCULAR_PADS = (nn.CircularPad1d, nn.CircularPad2d, nn.CircularPad3d)
-SPATIAL = (*CONVS, *MAX_POOLS, *AVERAGE_POOLS, *ADAPTIVE_POOLS, *PADS)
-"""Modules that act on a fixed number of spatial dimensions."""
 MAX_EXACT_ERROR = 1e-3
 """Equivariance error above which a network counts as not exactly equivariant."""
-MAX_MEASURED_INPUTS = 32
-MEASURED_SHIFTS = 8
 _log = logging.getLogger("symrazor")
-
-
-def network_error(model: nn.Module, x: Input) -> float | None:
-    """Return the equivariance error of a network under circular shifts of its inputs.
-
-    It is measured on at most `MAX_MEASURED_INPUTS` inputs. If these are all equal, as example
-    inputs often are, random inputs of the same shape are used. None for inputs that are not maps
-    [n, c, *size], and for a single input.
-    """
-    if not isinstance(x, Tensor) or not 3 <= x.dim() <= 5 or len(x) < 2 or x.shape[2:].numel() < 2:
-        return None
-    if not x.is_floating_point():
-        return None
-    x = x[:MAX_MEASURED_INPUTS]
-    if not bool((x != x[:1]).any()):
-        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-        x = noise.to(x)
-    try:
-        return equivariance_error(model, x, count=MEASURED_SHIFTS)
-    except ValueError:  # outputs that are no maps or vectors, or not finite
-        return None
-
-
-def breaking_modules(model: nn.Module, calls: Mapping[int, Sequence[ModuleCall]]) -> dict[str, str]:
-    """Return the modules that break translation equivariance, with the reason.
-
-    Free paths of relaxed layers are left out: the evidence decides about them.
-
-    Args:
-        model: any module.
-        calls: calls of its modules on an example input, from `record_calls`.
-    """
-    free = tuple(
-        f"{name}." for name, m in model.named_modules() if isinstance(m, Path) and m.group is None
-    )
-    reasons: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if name.startswith(free):
-            continue
-        of_calls = (_reason(module, call) for call in calls.get(id(module), ()))
-        reason = next(filter(None, of_calls), None)
-        if reason is not None:
-            reasons[name] = reason
-    return reasons
-
-
-def _reason(module: nn.Module, call: ModuleCall) -> str | None:
-    """Return why a call of a module is not translation-equivariant, or None."""
-    size, reason = call.shape[2:], None
-    if isinstance(module, nn.Linear):
-        return FLATTENED if call.is_map else None
-    is_unbatched = isinstance(module, SPATIAL) and not isinstance(module, _spatial(len(size)))
-    if math.prod(size) < 2 or is_unbatched:
-        return None
-    if isinstance(module, (*MAX_POOLS, *AVERAGE_POOLS)):
-        reason = _pool_reason(module, len(size), call.padded)
-    elif isinstance(module, ADAPTIVE_POOLS):
-        pairs = zip(_adaptive_sizes(module, size), size, strict=True)
-        reason = ADAPTIVE_POOL if any(out not in (1, n) for out, n in pairs) else None
-    elif isinstance(module, CONVS):
-        reason = _conv_reason(module, size, call.padded)
-    elif isinstance(module, ComputedFilter):
-        is_marked = module.padding != "circular" and any(module.geometry.amounts)
-        reason = BORDER if is_marked else None
-    elif isinstance(module, Subsample):
-        is_fixed = module.stride > 1 and module.reduction not in ADAPTIVE_REDUCTIONS
-        reason = FIXED_SUBSAMPLING if is_fixed else None
-    elif isinstance(module, PADS):
-        reason = None if isinstance(module, _CIRCULAR_PADS) else BORDER
-    elif isinstance(module, ConvTranspose):
-        reason = TRANSPOSED
-    return reason
-
-
-def _spatial(dims: int) -> tuple[type[nn.Module], ...]:
-    """Return the members of `SPATIAL` for a number of dimensions, as their names say."""
-    return tuple(kind for kind in SPATIAL if kind.__name__.endswith(f"{dims}d"))
-
-
-def _pool_reason(pool: nn.Module, dims: int, padded: bool) -> str | None:
-    kernel, stride, padding = (_each(v, dims) for v in _pool_options(pool))
-    if any(step > 1 for step in stride):
-        return STRIDED_POOL
-    if any(padding):
-        return BORDER
-    return NO_PADDING if max(kernel) > 1 and not padded else None
-
-
-def _conv_reason(conv: AnyConv, size: Sequence[int], padded: bool) -> str | None:
-    if any(step > 1 and n > 1 for step, n in zip(conv.stride, size, strict=True)):
-        return STRIDED_CONV
-    amounts, reach = conv_padding(conv), _reach(conv)
-    if any(amounts) and conv.padding_mode != "circular":
-        return BORDER
-    added = [low + high for low, high in zip(amounts[-2::-2], amounts[-1::-2], strict=True)]
-    return None if padded or added == reach else NO_PADDING
-
-
-def _reach(conv: AnyConv) -> list[int]:
-    """Return the number of pixels that a filter covers beyond the first, in each dimension."""
-    return [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-
-
-def _each(value: int | Sequence[int], dims: int) -> list[int]:
-    sizes = [value] if isinstance(value, int) else [*value]
-    return sizes * dims if len(sizes) == 1 else sizes
-
-
-def _pool_options(pool: nn.Module) -> list[int | Sequence[int]]:
-    return [getattr(pool, name) for name in ("kernel_size", "stride", "padding")]
-
-
-def _adaptive_sizes(pool: nn.Module, size: Sequence[int]) -> list[int]:
-    wanted: Any = pool.output_size
-    values = list(wanted) if isinstance(wanted, Sequence) else [wanted] * len(size)
-    return [n if value is None else value for value, n in zip(values, size, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -298,7 +161,7 @@ def _replacement(module: nn.Module, calls: Sequence[ModuleCall]) -> nn.Module:
     if isinstance(module, (*MAX_POOLS, *AVERAGE_POOLS)):
         return _circular_pool(module, size, call.padded)
     if isinstance(module, ADAPTIVE_POOLS):
-        ratios = {n / m for n, m in zip(size, _adaptive_sizes(module, size), strict=True)}
+        ratios = {n / m for n, m in zip(size, adaptive_sizes(module, size), strict=True)}
         ratio = ratios.pop()
         if ratios or ratio != int(ratio) or len({c.shape[2:] for c in calls}) > 1:
             raise ValueError("the sizes are not one multiple of the output sizes")
@@ -306,7 +169,7 @@ def _replacement(module: nn.Module, calls: Sequence[ModuleCall]) -> nn.Module:
     if isinstance(module, CONVS):
         return _circular_conv(module, size, call.padded)
     if isinstance(module, PADS):
-        return _CIRCULAR_PADS[dims - 1](module.padding)
+        return CIRCULAR_PADS[dims - 1](module.padding)
     raise ValueError("there is no exact replacement")
 
 
@@ -326,13 +189,13 @@ def _circular_pad(reach: Sequence[int], size: Sequence[int]) -> list[nn.Module]:
     if max(reach) > min(size):
         raise ValueError("its filter is larger than the map")
     amounts = [part for r in reversed(reach) for part in (r // 2, r - r // 2)]
-    return [_CIRCULAR_PADS[len(reach) - 1](tuple(amounts))] if any(amounts) else []  # type: ignore[arg-type]
+    return [CIRCULAR_PADS[len(reach) - 1](tuple(amounts))] if any(amounts) else []  # type: ignore[arg-type]
 
 
 def _circular_pool(pool: nn.Module, size: Sequence[int], padded: bool) -> nn.Module:
     dims = len(size)
-    kernel, stride, padding = (_each(value, dims) for value in _pool_options(pool))
-    dilation = _each(getattr(pool, "dilation", 1), dims)
+    kernel, stride, padding = (each(value, dims) for value in pool_options(pool))
+    dilation = each(getattr(pool, "dilation", 1), dims)
     if getattr(pool, "return_indices", False):
         raise ValueError("it returns indices")
     step = _common_stride(stride)
@@ -351,7 +214,7 @@ def _circular_conv(conv: AnyConv, size: Sequence[int], padded: bool) -> nn.Modul
     dims = len(size)
     if type(conv) is not CONVOLUTIONS[dims] or is_parametrized(conv):
         raise ValueError("its weight or forward pass is custom")
-    step, reach = _common_stride(conv.stride), _reach(conv)
+    step, reach = _common_stride(conv.stride), conv_reach(conv)
     parts = [] if padded else _circular_pad(reach, size)
     same = not padded and not any(r % 2 for r in reach)
     circular = CONVOLUTIONS[dims](

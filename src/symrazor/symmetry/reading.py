@@ -24,9 +24,8 @@ from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
 from symrazor.layers.relaxed import Relaxed, spatial_layers
+from symrazor.symmetry.breaking import breaking_modules, record_calls
 from symrazor.symmetry.equivariance import Errors, layer_errors
-from symrazor.symmetry.exact import breaking_modules
-from symrazor.symmetry.replacement import record_calls
 from symrazor.symmetry.tables import reading_html
 from symrazor.symmetry.verdict import (
     SMALL_ERROR,

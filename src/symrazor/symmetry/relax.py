@@ -42,14 +42,17 @@ from symrazor.layers.relaxed import (
     split_off,
 )
 from symrazor.layers.sparse_conv import SConv
-from symrazor.symmetry.exact import breaking_modules, network_error
-from symrazor.symmetry.relax_linear import relax_linear
-from symrazor.symmetry.replacement import (
+from symrazor.symmetry.breaking import (
     CONVS,
     ModuleCall,
+    breaking_modules,
+    network_error,
+    record_calls,
+)
+from symrazor.symmetry.relax_linear import relax_linear
+from symrazor.symmetry.replacement import (
     Relaxation,
     copy_model,
-    record_calls,
     replace_and_check,
 )
 

@@ -23,7 +23,8 @@ from symrazor.groups import Group, defining, equivariant_maps, invariant
 from symrazor.layers.equivariant import EquivariantLinear, InvariantBias, relaxed_over
 from symrazor.layers.fully_connected import FC
 from symrazor.layers.relaxed import Relaxed
-from symrazor.symmetry.replacement import Relaxation, copy_model, record_calls, replace_and_check
+from symrazor.symmetry.breaking import record_calls
+from symrazor.symmetry.replacement import Relaxation, copy_model, replace_and_check
 
 
 @torch.no_grad()

@@ -10,9 +10,7 @@ import logging
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, cast, get_args
 
 import torch
@@ -29,16 +27,13 @@ from symrazor.accelerate.torch_internals import (
 )
 from symrazor.core.parameters import eval_mode
 from symrazor.data.batches import Input, call, map_tensors
-from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.relaxed import Relaxed
+from symrazor.symmetry.breaking import record_calls
 from symrazor.symmetry.verdict import TRANSLATION, network_sentence
 
 FoldsInto = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 MAX_GROUPS, MIN_CHANNELS_PER_GROUP = 32, 4  # of a GroupNorm
 _log = logging.getLogger("symrazor")
-CONVS = tuple(CONVOLUTIONS.values())
-_PAD_KINDS = ("Constant", "Zero", "Reflection", "Replication", "Circular")
-PADS = tuple(getattr(nn, f"{kind}Pad{dims}d") for kind in _PAD_KINDS for dims in (1, 2, 3))
 
 
 def replace_batchnorm(
@@ -244,64 +239,6 @@ def relaxation(model: nn.Module) -> Relaxation:
     if not isinstance(report, Relaxation):
         raise ValueError(f"This {type(model).__name__} was not made by relax().")
     return report
-
-
-@dataclass(frozen=True)
-class ModuleCall:
-    """One call of a module.
-
-    Args:
-        shape: shape of the first positional input; empty if that is not a tensor.
-        is_map: whether the input is a whole feature map, flattened to rows.
-        is_image: whether the input precedes the first convolution.
-        map_shape: shape (c, *size) of this feature map; empty if the input is none.
-        padded: whether a padding module returned the input.
-    """
-
-    shape: tuple[int, ...]
-    is_map: bool
-    is_image: bool
-    map_shape: tuple[int, ...] = ()
-    padded: bool = False
-
-
-def record_calls(model: nn.Module, x: Input) -> tuple[Tensor, dict[int, list[ModuleCall]]]:
-    """Run a model in eval mode; return its outputs and all calls of its modules, by module id."""
-    calls: dict[int, list[ModuleCall]] = {}
-    last_map: tuple[int, ...] = ()
-    images: list[Tensor] = []
-    padded: Tensor | None = None
-    convolved = False
-
-    def record(module: nn.Module, args: tuple[Any, ...], y: Any) -> None:
-        nonlocal last_map, padded, convolved
-        shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
-        is_map = len(shape) == 2 and prod(last_map[1:]) > 1 and shape[1] == prod(last_map)
-        is_image = not convolved or any(args[0] is image for image in images if args)
-        map_shape, is_padded = last_map if is_map else (), bool(shape) and args[0] is padded
-        module_call = ModuleCall(shape, is_map, is_image, map_shape, is_padded)
-        calls.setdefault(id(module), []).append(module_call)
-        padded = y if isinstance(module, PADS) else padded
-        convolved |= isinstance(module, CONVS)
-        if isinstance(module, nn.Linear):
-            last_map = ()
-        elif isinstance(y, Tensor) and y.dim() > 2:
-            last_map = tuple(y.shape[1:])
-
-    cuda = list({p.device for p in model.parameters() if p.device.type == "cuda"})
-    try:
-        with ExitStack() as hooks, eval_mode(model), torch.no_grad(), torch.random.fork_rng(cuda):
-            for module in model.modules():
-                hooks.enter_context(module.register_forward_hook(record))
-            copied = map_tensors(x, torch.clone)
-            map_tensors(copied, images.append)
-            return call(model, copied), calls
-    except Exception as error:
-        shapes = map_tensors(x, lambda part: list(getattr(part, "shape", [])))
-        raise ValueError(
-            f"The model does not run on the example input of shape {shapes}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def replace_and_check(
