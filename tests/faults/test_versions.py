@@ -9,8 +9,8 @@ from harness.samples import reseal
 
 from symrazor.cli import app as cli
 from symrazor.runs.folder import read_document
-from symrazor.runs.ownership import MANIFEST, read_manifest
 from symrazor.runs.predictions import predict
+from symrazor.runs.writing import MANIFEST, read_manifest
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*/*"))
 

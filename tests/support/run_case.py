@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.runs.config import RunConfig, read_config
-from symrazor.runs.ownership import Owner, read_manifest, seal
+from symrazor.runs.writing import Owner, read_manifest, seal
 
 SMALL = """
 [data]

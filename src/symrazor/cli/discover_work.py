@@ -18,8 +18,7 @@ from symrazor.discovery.answer import Answer
 from symrazor.discovery.api import discover as run_discovery
 from symrazor.discovery.digits import discover_digits
 from symrazor.discovery.question import Options, groups_as_json
-from symrazor.runs.folder import DOCUMENT
-from symrazor.runs.ownership import Owner, choose_folder, owned_folder
+from symrazor.runs.writing import DOCUMENT, Owner, choose_folder, owned_folder
 
 
 def options_of(arguments: Arguments) -> Options:

@@ -25,9 +25,9 @@ from symrazor.core.errors import OptionError
 from symrazor.core.files import check_writable_file
 from symrazor.runs import run
 from symrazor.runs.config import HIDDEN, SECTIONS, RunConfig, read_config, refuse_code
-from symrazor.runs.ownership import DEFAULT_FOLDER, choose_folder
 from symrazor.runs.records import CHECKPOINTS, CONFIG, fit_document
 from symrazor.runs.training import owner_of
+from symrazor.runs.writing import DEFAULT_FOLDER, choose_folder
 from symrazor.training.options import FitConfig
 
 NEW_RUN_OPTIONS = ("--data.", "--model.", "--fit.", "--help", "-h")

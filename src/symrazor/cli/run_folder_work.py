@@ -16,10 +16,10 @@ from symrazor.runs.folder import (
     read_document,
     write_report,
 )
-from symrazor.runs.ownership import inside
 from symrazor.runs.predictions import predict as predict_with_run
 from symrazor.runs.predictions import write_predictions
 from symrazor.runs.records import is_fit_run
+from symrazor.runs.writing import inside
 from symrazor.symmetry.export import SUFFIXES
 
 

@@ -1,4 +1,4 @@
-"""Write files atomically; read files that may be damaged or too large for the memory.
+"""Write files atomically, lock folders, and read files that may be damaged or too large.
 
 `@reader` marks a function that reads the file or folder in its first argument. Any error in it
 becomes a `ValueError` that names the file. `reserve` subtracts from the memory budget of the
@@ -12,12 +12,18 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows: folders are not locked
+    fcntl = None  # type: ignore[assignment]
 
 MAX_JSON_BYTES = 1 << 28
 MAX_JSON_DEPTH = 100
@@ -28,7 +34,12 @@ DEFAULT_FREE_BYTES = 16 << 30
 BUDGET_VARIABLE = "SYMRAZOR_READ_BYTES"
 """Environment variable that sets the budget, in bytes."""
 
+LOCK = ".lock"
+"""Name of the file that locks a folder. The operating system releases the lock when the process
+that holds it ends, however it ends."""
 _left: ContextVar[int | None] = ContextVar("left", default=None)
+_held: set[Path] = set()
+"""Folders that this process has locked."""
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}")
 Source = TypeVar("Source")
 P = ParamSpec("P")
@@ -266,3 +277,58 @@ def with_sorted_metadata(content: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def is_locked_here(folder: Path) -> bool:
+    """Return whether this process holds the lock of a folder."""
+    return folder.resolve() in _held
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; ValueError that names the process which has it."""
+    path, key = folder / LOCK, folder.resolve()
+    handle = _acquire(path)
+    _held.add(key)
+    try:
+        text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
+        try:
+            os.truncate(handle, 0)
+            os.pwrite(handle, text.encode(), 0)
+        except OSError as error:
+            raise named(error, path) from error
+        yield
+    finally:
+        _held.discard(key)
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _acquire(path: Path) -> int:
+    """Return the handle of a locked file that still has its name."""
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link. Remove it.")
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        if fcntl is None:
+            return handle
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                holder = json.loads(os.read(handle, 1000))
+                name = f"process {int(holder['process'])} on {str(holder['host'])[:80]}"
+            except (ValueError, KeyError, TypeError):  # it has not written its name yet
+                name = "another process"
+            os.close(handle)
+            raise ValueError(
+                f"{path.parent} is in use: {name} is writing to it. Wait until it ends, or use "
+                "another --out."
+            ) from None
+        except OSError:  # a file system without locks
+            return handle
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        os.close(handle)  # its last holder removed the file in the meantime

@@ -25,8 +25,14 @@ from symrazor.discovery.trajectories import Dynamics, save_animation
 from symrazor.layers.path import is_symrazor_module, traced
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import write_page
-from symrazor.runs.folder import ANIMATION, FIGURE, write_discovery
-from symrazor.runs.ownership import Owner, inside, owned_folder
+from symrazor.runs.writing import (
+    ANIMATION,
+    FIGURE,
+    Owner,
+    inside,
+    owned_folder,
+    write_discovery,
+)
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import LayerReading
 from symrazor.training.fit_document import orbits_of, parts_of, versions

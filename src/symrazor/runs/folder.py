@@ -13,7 +13,7 @@
 | `plain/` | fit | the collapsed network, as `architecture.json` and `network.safetensors` |
 | `reading.json` | fit | the reading |
 | `README.txt` | both | how to use the files |
-| `run.json` | both | owner and state of the run; written last (`symrazor.runs.ownership`) |
+| `run.json` | both | owner and state of the run; written last (`symrazor.runs.writing`) |
 
 A discovery with several questions has a subfolder with a network for each of them. The metadata of
 `network.safetensors` of a fit are JSON: "input" (shape of one input), "outputs" (of the data),
@@ -25,16 +25,11 @@ the user, `symrazor.runs.records.load_run` imports it only with `trust_code=True
 `torch.export.load` can unpickle, so `network.pt2` is an output only.
 """
 
-import copy
-import json
-from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from symrazor.core.choices import Format
@@ -42,217 +37,36 @@ from symrazor.core.files import (
     parse_json,
     reader,
     reading,
-    remove,
-    with_sorted_metadata,
     write_atomically,
 )
-from symrazor.core.version import __version__
 from symrazor.layers.path import is_symrazor_module
 from symrazor.report.content import SCHEMA
-from symrazor.report.page import page_html, write_page
-from symrazor.runs.config import RunConfig
-from symrazor.runs.ownership import (
-    MANIFEST,
-    UNFINISHED,
-    Manifest,
-    Owner,
-    inside,
-    read_manifest,
-    seal,
-    verify,
-    write_manifest,
-    writing,
-)
+from symrazor.report.page import page_html
 from symrazor.runs.records import (
-    CHECKPOINTS,
-    CONFIG,
-    EVENTS,
     MAX_NUMBERS,
-    NETWORK,
-    RAZOR,
-    READING,
     fit_document,
     is_fit_run,
     load_run,
+    verify,
+)
+from symrazor.runs.writing import (
+    DOCUMENT,
+    MANIFEST,
+    PAGE,
+    PLAIN,
+    PROGRAM,
+    inside,
+    writing,
 )
 from symrazor.symmetry.architecture import (
     ARCHITECTURE,
     WEIGHTS,
     read_network,
-    write_architecture,
 )
 from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.export import UndescribedError, save_network
+from symrazor.symmetry.export import save_network
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.vocabulary import DTYPES
-from symrazor.training.evidence_training import outputs
-from symrazor.training.fit import Fit
-
-DOCUMENT, PAGE, FIGURE, ANIMATION = "discover.json", "report.html", "evidence.png", "motion.gif"
-PROGRAM = "network.pt2"
-PLAIN, README = "plain", "README.txt"
-
-_README = """Files of this run
-
-{files}
-
-Predict and export:
-
-    symrazor predict {folder} DATA
-    symrazor export {folder}
-
-{usage}
-"""
-_FIT_FILES = {
-    CONFIG: "data, network and training options",
-    EVENTS: "a record per epoch",
-    READING: "what was learned",
-    NETWORK: "weights of the trained network, with all its paths",
-    RAZOR: "learned prior precisions and noise",
-    CHECKPOINTS: "state of the training, for symrazor fit --resume",
-    f"{PLAIN}/{ARCHITECTURE}": "modules of the collapsed network, as JSON",
-    f"{PLAIN}/{WEIGHTS}": "weights of the collapsed network",
-}
-_DISCOVERY_FILES = {
-    DOCUMENT: "all numbers",
-    PAGE: "the report, for a browser",
-    FIGURE: "training loss, evidence, symmetry of each layer",
-    ANIMATION: "observed and learned trajectories",
-}
-_NETWORK_FILES = {
-    ARCHITECTURE: "modules of the recommended network, as JSON",
-    WEIGHTS: "its weights",
-    PROGRAM: "the same network as a torch.export program",
-}
-_SAFETY = """No file runs code when symrazor reads it. symrazor never reads a .pt2 file, because
-torch.export.load can run code from it. Load only .pt2 files that you made yourself."""
-
-
-# Write
-
-
-def write_discovery(
-    folder: Path, document: dict[str, Any], networks: Mapping[str, tuple[nn.Module, Tensor]]
-) -> Path:
-    """Write the run folder of a discovery, and remove checkpoints of the unfinished run.
-
-    Args:
-        folder: the run folder, owned by the caller (`owned_folder`); figures may already be in it.
-        document: all numbers, ready for JSON.
-        networks: subfolder ("" for the run folder) -> plain network and example input.
-    """
-    owner = _owner(folder, Owner("discover"))
-    write_manifest(folder, Manifest(owner))
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    write_atomically(inside(folder, DOCUMENT), text.encode())
-    write_page(document, inside(folder, PAGE))
-    files, undescribed, parts = dict(_DISCOVERY_FILES), "", [DOCUMENT]
-    for subfolder, (network, example) in networks.items():
-        place = inside(folder, subfolder)
-        place.mkdir(exist_ok=True)
-        undescribed = _write_network(network, place, example) or undescribed
-        names = {(Path(subfolder) / name).as_posix(): name for name in _NETWORK_FILES}
-        files |= {path: _NETWORK_FILES[name] for path, name in names.items()}
-        parts += [path for path, name in names.items() if name != PROGRAM]
-    code = "\n".join(f"    {line}".rstrip() for line in document["load"].splitlines())
-    verdicts = [question["verdict"] for question in document["questions"]]
-    verdict = "\n".join(verdicts or [document["verdict"]])
-    usage = f"Use the network without symrazor, in this folder:\n\n{code}\n\n"
-    usage += f"{undescribed}{_SAFETY}\n\nVerdict:\n\n{verdict}"
-    _write_readme(folder, files, usage)
-    seal(folder, owner, [name for name in parts if (folder / name).is_file()])
-    remove(folder / UNFINISHED)
-    return folder
-
-
-def _owner(folder: Path, default: Owner) -> Owner:
-    """Return the owner of a folder, which has marked it, or the default."""
-    manifest = read_manifest(folder)
-    return default if manifest is None else manifest.owner
-
-
-def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
-    """Write all files of a network; return a text if it has no description."""
-    save_network(network, folder, example, "torch")
-    save_network(network, folder, example, "safetensors")
-    try:
-        write_architecture(network, folder, example)
-    except UndescribedError as error:
-        consequence = f"symrazor predict and symrazor export cannot use {folder / PROGRAM}."
-        return f"There is no {ARCHITECTURE}: {error}\n{consequence}\n\n"
-    return ""
-
-
-def write_fit(
-    folder: Path, fit: Fit, stored: RunConfig, x: Tensor, n_outputs: int, groups: Sequence[str]
-) -> None:
-    """Write the files of a finished fit to a folder that the caller owns.
-
-    Args:
-        folder: the run folder; events and groups are already in it.
-        fit: the trained network.
-        stored: the configuration, with groups as files in the run folder.
-        x: training inputs.
-        n_outputs: classes, or columns of the targets.
-        groups: names of the group files in the run folder.
-    """
-    model, example = copy.deepcopy(fit.model).cpu().eval(), x[:8].cpu()
-    width = outputs(model, example).shape[1]
-    record = {"input": list(x.shape[1:]), "outputs": n_outputs, "width": width}
-    record |= {"n_data": fit.razor.n_data, "symrazor": __version__}
-    metadata = {key: json.dumps(value) for key, value in record.items()}
-    parts = {"prior": fit.razor.prior, "likelihood": fit.razor.likelihood}
-    learned = {
-        f"{name}/{key}": value
-        for name, part in parts.items()
-        for key, value in part.state_dict().items()
-    }
-    owner = _owner(folder, Owner("fit"))
-    write_manifest(folder, Manifest(owner))
-    write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
-    weights = with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
-    write_atomically(inside(folder, NETWORK), weights)
-    write_atomically(inside(folder, RAZOR), save(_contiguous(learned)))
-    undescribed = _write_plain(inside(folder, PLAIN), model, fit.reading, example, stored)
-    _write_readme(folder, _FIT_FILES, undescribed + _SAFETY)
-    write_atomically(inside(folder, READING), (fit.json + "\n").encode())
-    plain = [f"{PLAIN}/{name}" for name in (ARCHITECTURE, WEIGHTS)]
-    names = [CONFIG, EVENTS, NETWORK, RAZOR, READING, *groups, *plain]
-    seal(folder, owner, [name for name in names if (folder / name).is_file()])
-
-
-def _write_plain(
-    folder: Path, model: nn.Module, reading: Reading, example: Tensor, config: RunConfig
-) -> str:
-    """Write the collapsed network; return a text if it cannot be written."""
-    try:
-        plain = plain_network(model, reading, example)
-        write_atomically(folder / WEIGHTS, save(_contiguous(plain.state_dict())))
-        write_architecture(plain, folder, example)
-    except OSError:  # a full disk, for example: the run is not finished, and can be resumed
-        raise
-    except Exception as error:  # code of the user's network may raise anything; the run is kept
-        remove(folder)
-        text = f"There is no {PLAIN}/{ARCHITECTURE}: {error}\nsymrazor predict and symrazor export "
-        text += f"rebuild the network from {CONFIG}.\n"
-        code = config.code().get("model.name")
-        if code is not None:
-            text += f"{CONFIG} names the code {code}, so both commands need --trust-code.\n"
-        return f"{text}\n"
-    return ""
-
-
-def _write_readme(folder: Path, files: Mapping[str, str], usage: str) -> None:
-    """Write README.txt with a description of the files that exist."""
-    existing = {
-        name: text
-        for name, text in files.items()
-        if (folder / name).exists() or name == READING  # written later
-    }
-    width = max(map(len, existing), default=0) + 2
-    lines = "\n".join(f"    {name:<{width}}{text}" for name, text in existing.items())
-    text = _README.format(files=lines, folder=quote(str(folder)), usage=usage)
-    write_atomically(inside(folder, README), text.encode())
 
 
 def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Module:
@@ -260,17 +74,6 @@ def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Mod
     if not any(is_symrazor_module(module) for module in model.modules()):
         return model.eval()
     return collapse(model, example, shares=reading)
-
-
-def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU that share no memory."""
-    return {
-        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for key, value in state.items()
-    }
-
-
-# Read
 
 
 def is_run_file(folder: Path, file: Path) -> bool:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from symrazor.inference.razor import Razor
 from symrazor.report.content import SCHEMA
 from symrazor.runs.building import make_data, make_model
 from symrazor.runs.config import RunConfig, read_config, refuse_code
-from symrazor.runs.ownership import read_manifest, verify
+from symrazor.runs.writing import MANIFEST, Manifest, digest, inside, read_manifest
 from symrazor.symmetry.reading import Reading
 from symrazor.training.events import read_events
 from symrazor.training.evidence_training import outputs
@@ -30,6 +31,39 @@ NETWORK, RAZOR, READING = "network.safetensors", "razor.safetensors", "reading.j
 MAX_NUMBERS = 2**26
 """Largest size of one input or output that a file may declare; memory is allocated for it."""
 KINDS_BY_DIMS = {1: "vector", 2: "series", 3: "image", 4: "volume"}
+
+
+def verify(folder: Path, *names: str) -> Manifest:
+    """Return the manifest of a finished run after checking that the named parts belong to it.
+
+    Raises:
+        ValueError: no run, an unfinished run, or a part that is missing or belongs to another run.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"No such run folder: {folder}")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ValueError(
+            f"{folder} is not the folder of a finished run: it has no {MANIFEST}. Run symrazor "
+            "discover or symrazor fit again; folders of earlier versions are not read."
+        )
+    if manifest.files is None:
+        again = "Run the same command again"
+        if manifest.owner.command == "fit":
+            again = f"Run symrazor fit --out {quote(str(folder))} --resume"
+        raise ValueError(f"The run in {folder} is not finished. {again} to resume it.")
+    for name in names:
+        path = inside(folder, name)
+        if name not in manifest.files:
+            raise ValueError(f"{path} is not part of the run in {folder}. Run it again.")
+        if not path.is_file():
+            raise ValueError(f"No such file: {path}. It is part of the run. Run it again.")
+        if digest(path) != manifest.files[name]:
+            raise ValueError(
+                f"{path} does not belong to the run in {folder}: it was changed, damaged or written"
+                " by another run (wrong SHA-256 sum). Restore it, or run again."
+            )
+    return manifest
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Train the network of a configuration, and write a run folder (`symrazor fit`)."""
 
+import copy
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,27 +9,48 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from symrazor.accelerate import processes
-from symrazor.core.files import remove, write_atomically
+from symrazor.core.files import remove, with_sorted_metadata, write_atomically
+from symrazor.core.version import __version__
 from symrazor.groups.constructors import is_group_file
 from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
-from symrazor.runs.folder import write_fit
-from symrazor.runs.ownership import (
+from symrazor.runs.folder import plain_network
+from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS, NETWORK, RAZOR, READING
+from symrazor.runs.writing import (
+    PLAIN,
+    SAFETY,
     Manifest,
     Owner,
     inside,
     owned_folder,
+    owner_of_folder,
     read_manifest,
+    seal,
     write_manifest,
+    write_readme,
 )
-from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS
+from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS, write_architecture
+from symrazor.symmetry.reading import Reading
 from symrazor.training.events import JsonLines
+from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import Callback
 from symrazor.training.options import FitConfig
 
+_FIT_FILES = {
+    CONFIG: "data, network and training options",
+    EVENTS: "a record per epoch",
+    READING: "what was learned",
+    NETWORK: "weights of the trained network, with all its paths",
+    RAZOR: "learned prior precisions and noise",
+    CHECKPOINTS: "state of the training, for symrazor fit --resume",
+    f"{PLAIN}/{ARCHITECTURE}": "modules of the collapsed network, as JSON",
+    f"{PLAIN}/{WEIGHTS}": "weights of the collapsed network",
+}
 GROUP_FILE = "group-{}.json"
 GroupFiles = Mapping[str, tuple[str, bytes]]
 """File of the user -> its name and content in the run folder."""
@@ -93,7 +116,7 @@ def run(
             raise
         if world.is_main:  # not earlier: a resumed run may change some options, but not all
             names = [name for name, _ in files.values()]
-            write_fit(folder, result, stored, train[0], n_outputs, names)
+            _write_fit(folder, result, stored, train[0], n_outputs, names)
         processes.barrier()  # no process leaves before the files are written
     return result
 
@@ -173,3 +196,70 @@ def _clean_up(folder: Path) -> None:
         groups = folder.glob(GROUP_FILE.format("*"))
         for file in (folder / CONFIG, folder / EVENTS, *groups):
             remove(file)
+
+
+def _write_fit(
+    folder: Path, fit: Fit, stored: RunConfig, x: Tensor, n_outputs: int, groups: Sequence[str]
+) -> None:
+    """Write the files of a finished fit to a folder that the caller owns.
+
+    Args:
+        folder: the run folder; events and groups are already in it.
+        fit: the trained network.
+        stored: the configuration, with groups as files in the run folder.
+        x: training inputs.
+        n_outputs: classes, or columns of the targets.
+        groups: names of the group files in the run folder.
+    """
+    model, example = copy.deepcopy(fit.model).cpu().eval(), x[:8].cpu()
+    width = outputs(model, example).shape[1]
+    record = {"input": list(x.shape[1:]), "outputs": n_outputs, "width": width}
+    record |= {"n_data": fit.razor.n_data, "symrazor": __version__}
+    metadata = {key: json.dumps(value) for key, value in record.items()}
+    parts = {"prior": fit.razor.prior, "likelihood": fit.razor.likelihood}
+    learned = {
+        f"{name}/{key}": value
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+    }
+    owner = owner_of_folder(folder, Owner("fit"))
+    write_manifest(folder, Manifest(owner))
+    write_atomically(inside(folder, CONFIG), stored.to_toml().encode())
+    weights = with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
+    write_atomically(inside(folder, NETWORK), weights)
+    write_atomically(inside(folder, RAZOR), save(_contiguous(learned)))
+    undescribed = _write_plain(inside(folder, PLAIN), model, fit.reading, example, stored)
+    write_readme(folder, _FIT_FILES, undescribed + SAFETY, pending=[READING])
+    write_atomically(inside(folder, READING), (fit.json + "\n").encode())
+    plain = [f"{PLAIN}/{name}" for name in (ARCHITECTURE, WEIGHTS)]
+    names = [CONFIG, EVENTS, NETWORK, RAZOR, READING, *groups, *plain]
+    seal(folder, owner, [name for name in names if (folder / name).is_file()])
+
+
+def _write_plain(
+    folder: Path, model: nn.Module, reading: Reading, example: Tensor, config: RunConfig
+) -> str:
+    """Write the collapsed network; return a text if it cannot be written."""
+    try:
+        plain = plain_network(model, reading, example)
+        write_atomically(folder / WEIGHTS, save(_contiguous(plain.state_dict())))
+        write_architecture(plain, folder, example)
+    except OSError:  # a full disk, for example: the run is not finished, and can be resumed
+        raise
+    except Exception as error:  # code of the user's network may raise anything; the run is kept
+        remove(folder)
+        text = f"There is no {PLAIN}/{ARCHITECTURE}: {error}\nsymrazor predict and symrazor export "
+        text += f"rebuild the network from {CONFIG}.\n"
+        code = config.code().get("model.name")
+        if code is not None:
+            text += f"{CONFIG} names the code {code}, so both commands need --trust-code.\n"
+        return f"{text}\n"
+    return ""
+
+
+def _contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies on the CPU that share no memory."""
+    return {
+        key: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for key, value in state.items()
+    }

@@ -14,8 +14,8 @@ import numpy as np
 from harness.kills import CASES, run_forked, wait
 from harness.samples import reseal
 from symrazor.core.version import __version__
-from symrazor.runs.ownership import MANIFEST, read_manifest
 from symrazor.runs.predictions import predict
+from symrazor.runs.writing import MANIFEST, read_manifest
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUNS = {"fit": (1, 8, 8), "discover vectors": (3,), "discover images": (1, 8, 8)}

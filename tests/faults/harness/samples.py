@@ -38,8 +38,8 @@ from symrazor.groups.constructors import from_file
 from symrazor.runs import load_run, run
 from symrazor.runs.config import read_config
 from symrazor.runs.folder import load_network, read_document, write_report
-from symrazor.runs.ownership import MANIFEST, read_manifest
 from symrazor.runs.predictions import predict
+from symrazor.runs.writing import MANIFEST, read_manifest
 from symrazor.symmetry.architecture import read_network
 from symrazor.training.checkpoint import Checkpoints
 from symrazor.training.events import read_events

@@ -1,4 +1,4 @@
-"""Give each run folder one owner, one writer at a time, and a seal over its parts.
+"""Write run folders: one owner, one writer at a time, and a seal over the parts.
 
 `run.json` says which command owns a folder, with which arguments, and whether the run is finished.
 It is the last file that a run writes, and it has the SHA-256 sum of every file that symrazor reads
@@ -10,15 +10,13 @@ unfinished, and files of two runs are never read together.
 
 While another run is deleted from the folder, the state is "clearing", with the files to delete.
 
-`.lock` names the process that writes to the folder. The operating system releases the lock when
-that process ends, however it ends.
+`symrazor.runs.folder` lists the files. `write_discovery` writes those of a discovery, and
+`symrazor.runs.training` those of a fit.
 """
 
 import hashlib
 import json
-import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,27 +24,32 @@ from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any, Literal
 
-try:
-    import fcntl
-except ModuleNotFoundError:  # Windows: folders are not locked
-    fcntl = None  # type: ignore[assignment]
+from torch import Tensor, nn
 
 from symrazor.core.files import (
+    LOCK,
     check_writable_folder,
     flush,
+    is_locked_here,
     is_temporary,
-    named,
+    locked,
     parse_json,
     reader,
     remove,
     write_atomically,
 )
 from symrazor.core.version import __version__
+from symrazor.report.page import write_page
+from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS, write_architecture
+from symrazor.symmetry.export import UndescribedError, save_network
 
 Command = Literal["discover", "fit"]
 COMMANDS = ("discover", "fit")
+DOCUMENT, PAGE, FIGURE, ANIMATION = "discover.json", "report.html", "evidence.png", "motion.gif"
+PROGRAM = "network.pt2"
+PLAIN, README = "plain", "README.txt"
 DEFAULT_FOLDER = "run"
-MANIFEST, LOCK, UNFINISHED = "run.json", ".lock", "unfinished"
+MANIFEST, UNFINISHED = "run.json", "unfinished"
 SCHEMA = 1
 MAX_MANIFEST_BYTES = 1 << 24
 OUTPUTS = (
@@ -57,9 +60,31 @@ OUTPUTS = (
 )
 """Files and folders that symrazor writes to a run folder, besides groups and questions."""
 _PARTS_OF_EARLIER_VERSIONS = ("discover.json", "config.toml")
+_README = """Files of this run
+
+{files}
+
+Predict and export:
+
+    symrazor predict {folder} DATA
+    symrazor export {folder}
+
+{usage}
+"""
+_DISCOVERY_FILES = {
+    DOCUMENT: "all numbers",
+    PAGE: "the report, for a browser",
+    FIGURE: "training loss, evidence, symmetry of each layer",
+    ANIMATION: "observed and learned trajectories",
+}
+_NETWORK_FILES = {
+    ARCHITECTURE: "modules of the recommended network, as JSON",
+    WEIGHTS: "its weights",
+    PROGRAM: "the same network as a torch.export program",
+}
+SAFETY = """No file runs code when symrazor reads it. symrazor never reads a .pt2 file, because
+torch.export.load can run code from it. Load only .pt2 files that you made yourself."""
 _SUM = re.compile(r"[0-9a-f]{64}")
-_held: set[Path] = set()
-"""Folders that this process has locked."""
 
 
 @dataclass(frozen=True)
@@ -153,41 +178,8 @@ def seal(folder: Path, owner: Owner, names: Sequence[str]) -> None:
         path = inside(folder, name)
         flush(path)
         flush(path.parent)
-        files[name] = _digest(path)
+        files[name] = digest(path)
     write_manifest(folder, Manifest(owner, files))
-
-
-def verify(folder: Path, *names: str) -> Manifest:
-    """Return the manifest of a finished run after checking that the named parts belong to it.
-
-    Raises:
-        ValueError: no run, an unfinished run, or a part that is missing or belongs to another run.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"No such run folder: {folder}")
-    manifest = read_manifest(folder)
-    if manifest is None:
-        raise ValueError(
-            f"{folder} is not the folder of a finished run: it has no {MANIFEST}. Run symrazor "
-            "discover or symrazor fit again; folders of earlier versions are not read."
-        )
-    if manifest.files is None:
-        again = "Run the same command again"
-        if manifest.owner.command == "fit":
-            again = f"Run symrazor fit --out {quote(str(folder))} --resume"
-        raise ValueError(f"The run in {folder} is not finished. {again} to resume it.")
-    for name in names:
-        path = inside(folder, name)
-        if name not in manifest.files:
-            raise ValueError(f"{path} is not part of the run in {folder}. Run it again.")
-        if not path.is_file():
-            raise ValueError(f"No such file: {path}. It is part of the run. Run it again.")
-        if _digest(path) != manifest.files[name]:
-            raise ValueError(
-                f"{path} does not belong to the run in {folder}: it was changed, damaged or written"
-                " by another run (wrong SHA-256 sum). Restore it, or run again."
-            )
-    return manifest
 
 
 def choose_folder(out: Path | None, owner: Owner, overwrite: bool) -> Path:
@@ -220,14 +212,13 @@ def owned_folder(
     Raises:
         ValueError: the folder belongs to another run, or another process writes to it.
     """
-    key = folder.resolve()
-    if key in _held:  # by a caller
+    if is_locked_here(folder):  # by a caller
         yield
         return
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     check_writable_folder(folder)
     try:
-        with _locked(folder, key):
+        with locked(folder):
             problem = _problem(folder, owner, resume)
             if problem is not None and not overwrite:
                 raise ValueError(problem)
@@ -259,7 +250,7 @@ def writing(folder: Path, file: Path) -> Iterator[None]:
     if not file.resolve().is_relative_to(folder.resolve()):
         yield
         return
-    with _locked(folder, folder.resolve()):
+    with locked(folder):
         remove_temporaries(folder)
         yield
 
@@ -312,56 +303,72 @@ def _names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {MANIFEST, LOCK}
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Return the SHA-256 sum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def _locked(folder: Path, key: Path) -> Iterator[None]:
-    """Hold the lock of a folder; ValueError that names the process which has it."""
-    path = folder / LOCK
-    handle = _acquire(path)
-    _held.add(key)
+def write_discovery(
+    folder: Path, document: dict[str, Any], networks: Mapping[str, tuple[nn.Module, Tensor]]
+) -> Path:
+    """Write the run folder of a discovery, and remove checkpoints of the unfinished run.
+
+    Args:
+        folder: the run folder, owned by the caller (`owned_folder`); figures may already be in it.
+        document: all numbers, ready for JSON.
+        networks: subfolder ("" for the run folder) -> plain network and example input.
+    """
+    owner = owner_of_folder(folder, Owner("discover"))
+    write_manifest(folder, Manifest(owner))
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    write_atomically(inside(folder, DOCUMENT), text.encode())
+    write_page(document, inside(folder, PAGE))
+    files, undescribed, parts = dict(_DISCOVERY_FILES), "", [DOCUMENT]
+    for subfolder, (network, example) in networks.items():
+        place = inside(folder, subfolder)
+        place.mkdir(exist_ok=True)
+        undescribed = _write_network(network, place, example) or undescribed
+        names = {(Path(subfolder) / name).as_posix(): name for name in _NETWORK_FILES}
+        files |= {path: _NETWORK_FILES[name] for path, name in names.items()}
+        parts += [path for path, name in names.items() if name != PROGRAM]
+    code = "\n".join(f"    {line}".rstrip() for line in document["load"].splitlines())
+    verdicts = [question["verdict"] for question in document["questions"]]
+    verdict = "\n".join(verdicts or [document["verdict"]])
+    usage = f"Use the network without symrazor, in this folder:\n\n{code}\n\n"
+    usage += f"{undescribed}{SAFETY}\n\nVerdict:\n\n{verdict}"
+    write_readme(folder, files, usage)
+    seal(folder, owner, [name for name in parts if (folder / name).is_file()])
+    remove(folder / UNFINISHED)
+    return folder
+
+
+def owner_of_folder(folder: Path, default: Owner) -> Owner:
+    """Return the owner of a folder, which has marked it, or the default."""
+    manifest = read_manifest(folder)
+    return default if manifest is None else manifest.owner
+
+
+def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
+    """Write all files of a network; return a text if it has no description."""
+    save_network(network, folder, example, "torch")
+    save_network(network, folder, example, "safetensors")
     try:
-        text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
-        try:
-            os.truncate(handle, 0)
-            os.pwrite(handle, text.encode(), 0)
-        except OSError as error:
-            raise named(error, path) from error
-        yield
-    finally:
-        _held.discard(key)
-        with suppress(OSError):
-            path.unlink()
-        os.close(handle)
+        write_architecture(network, folder, example)
+    except UndescribedError as error:
+        consequence = f"symrazor predict and symrazor export cannot use {folder / PROGRAM}."
+        return f"There is no {ARCHITECTURE}: {error}\n{consequence}\n\n"
+    return ""
 
 
-def _acquire(path: Path) -> int:
-    """Return the handle of a locked file that still has its name."""
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link. Remove it.")
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        if fcntl is None:
-            return handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                holder = json.loads(os.read(handle, 1000))
-                name = f"process {int(holder['process'])} on {str(holder['host'])[:80]}"
-            except (ValueError, KeyError, TypeError):  # it has not written its name yet
-                name = "another process"
-            os.close(handle)
-            raise ValueError(
-                f"{path.parent} is in use: {name} is writing to it. Wait until it ends, or use "
-                "another --out."
-            ) from None
-        except OSError:  # a file system without locks
-            return handle
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        os.close(handle)  # its last holder removed the file in the meantime
+def write_readme(
+    folder: Path, files: Mapping[str, str], usage: str, pending: Sequence[str] = ()
+) -> None:
+    """Write README.txt with a description of the files that exist or are still to be written."""
+    existing = {
+        name: text for name, text in files.items() if (folder / name).exists() or name in pending
+    }
+    width = max(map(len, existing), default=0) + 2
+    lines = "\n".join(f"    {name:<{width}}{text}" for name, text in existing.items())
+    text = _README.format(files=lines, folder=quote(str(folder)), usage=usage)
+    write_atomically(inside(folder, README), text.encode())

@@ -14,10 +14,12 @@ from run_case import SMALL, reseal, small
 
 import symrazor as sr
 from symrazor.cli import app as cli
-from symrazor.runs import load_run, ownership, run
+from symrazor.core.files import LOCK
+from symrazor.runs import load_run, run, writing
 from symrazor.runs.folder import export_network, read_document
-from symrazor.runs.ownership import (
-    LOCK,
+from symrazor.runs.predictions import predict
+from symrazor.runs.records import verify
+from symrazor.runs.writing import (
     MANIFEST,
     Owner,
     choose_folder,
@@ -25,9 +27,7 @@ from symrazor.runs.ownership import (
     owned_folder,
     read_manifest,
     seal,
-    verify,
 )
-from symrazor.runs.predictions import predict
 
 FIT, DISCOVER = Owner("fit", {"config": "a"}), Owner("discover", {"seed": 0})
 
@@ -121,7 +121,7 @@ def test_names_outside_are_refused(name: str, tmp_path: Path) -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from symrazor.runs.ownership import Owner, owned_folder
+from symrazor.runs.writing import Owner, owned_folder
 with owned_folder(Path(sys.argv[1]), Owner("fit", {"config": "a"})):
     print("held", flush=True)
     sys.stdin.read()
@@ -193,7 +193,7 @@ def test_a_kill_while_a_run_is_deleted_leaves_no_part_of_it(
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).touch()
         seal(folder, DISCOVER, ["discover.json", "a/network.safetensors"])
-    delete, left = ownership.remove, 3
+    delete, left = writing.remove, 3
 
     def interrupted(path: Path) -> None:
         nonlocal left
@@ -202,7 +202,7 @@ def test_a_kill_while_a_run_is_deleted_leaves_no_part_of_it(
             raise KeyboardInterrupt
         delete(path)
 
-    monkeypatch.setattr(ownership, "remove", interrupted)
+    monkeypatch.setattr(writing, "remove", interrupted)
     with pytest.raises(KeyboardInterrupt), owned_folder(folder, FIT, overwrite=True):
         pass
     monkeypatch.undo()
