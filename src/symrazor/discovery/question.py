@@ -187,8 +187,8 @@ class Family:
 
     def structure(self, name: str) -> Structure:
         """Return the structure of a name."""
-        others = () if self.ordinary is None else (self.ordinary,)
-        return next(s for s in (*self.structures, *others) if s.name == name)
+        candidates = [*self.structures, *([] if self.ordinary is None else [self.ordinary])]
+        return next(structure for structure in candidates if structure.name == name)
 
     def label(self, name: str) -> str:
         """Return the name of a candidate in sentences."""
