@@ -33,6 +33,8 @@ from symrazor.data.datasets import as_kind, recognise_kind
 from symrazor.discovery.api import discover
 from symrazor.discovery.families import registered_kinds
 from symrazor.groups import Group
+from symrazor.inference.last_layer import predict
+from symrazor.inference.posterior import Prediction
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FLOATS = [np.float64, np.float32]
@@ -108,16 +110,16 @@ class _Symmetry(BaseEstimator):  # type: ignore[misc]
         )
         self.verdict_ = self.discovery_.verdict
         self.network_ = self.discovery_.network().cpu()
+        self.posterior_ = self.discovery_.results[0].posterior
         self.n_iter_ = len(self.discovery_.results[0].answer.recommended_fit.history)
 
-    @torch.no_grad()
-    def _outputs(self, X: Any) -> Tensor:
+    def _predict(self, X: Any) -> Prediction:
         check_is_fitted(self, "network_")
         values = validate_data(self, X, reset=False, dtype=_FLOATS)
         x = self._inputs(values)
         kind = recognise_kind(x, None, None, "X") if self.kind is None else self.kind
-        parts = as_kind(x, kind, "X").split(500)
-        return torch.cat([self.network_(part) for part in parts]).double()
+        is_classifier = self._task == "classification"
+        return predict(self.network_, as_kind(x, kind, "X"), self.posterior_, is_classifier)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle: network and verdict, without the training data."""
@@ -133,6 +135,7 @@ class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
         classes_: labels, in the order of the probabilities.
         verdict_: the result in words.
         network_: the recommended network as plain torch modules; returns logits.
+        posterior_: the posterior of its last layer.
         discovery_: the `Discovery`; it is not pickled.
         n_iter_: number of epochs.
     """
@@ -157,12 +160,12 @@ class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Return the probability of each class [n, classes]."""
-        probabilities: Array = self._outputs(X).softmax(-1).numpy()
+        probabilities: Array = self._predict(X).mean.double().numpy()
         return probabilities
 
     def predict(self, X: Any) -> Array:
         """Return the most probable class of each row."""
-        labels: Array = self.classes_[self._outputs(X).argmax(-1).numpy()]
+        labels: Array = self.classes_[self._predict(X).mean.argmax(-1).numpy()]
         return labels
 
 
@@ -172,6 +175,7 @@ class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
     Attributes:
         verdict_: the result in words.
         network_: the recommended network as plain torch modules; returns targets.
+        posterior_: the posterior of its last layer.
         discovery_: the `Discovery`; it is not pickled.
         n_iter_: number of epochs.
     """
@@ -194,10 +198,21 @@ class SymmetryRegressor(RegressorMixin, _Symmetry):  # type: ignore[misc]
         self._fit(X, targets.reshape(len(targets), -1), ())
         return self
 
-    def predict(self, X: Any) -> Array:
-        """Return the mean of the target for each row."""
-        targets: Array = self._outputs(X).numpy()
-        return targets[:, 0] if self._flat else targets
+    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+        """Return the mean of the target for each row.
+
+        Args:
+            X: [n, features].
+            return_std: also return the standard deviation of the target, noise included.
+        """
+        prediction = self._predict(X)
+        parts = [prediction.mean.double().numpy()]
+        if return_std:
+            if prediction.std is None:
+                raise ValueError("The network does not end with a linear layer, so std is unknown.")
+            parts.append(prediction.std.numpy())
+        mean, *std = [part[:, 0] if self._flat else part for part in parts]
+        return (mean, std[0]) if return_std else mean
 
     def __sklearn_tags__(self) -> Any:
         """Return tags that allow several targets."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from symrazor.cli.answer import full_table, print_question, short_table
+from symrazor.cli.answer import compact, full_table, print_question
 from symrazor.discovery.api import discover
 
 
@@ -35,10 +35,10 @@ def test_the_verdict_and_its_probability_come_first(
 def test_the_short_table_has_four_columns_that_fit_in_80_characters(
     question: dict[str, object],
 ) -> None:
-    table = short_table(question["candidates"], question["chosen"])
+    table = compact(question)
     assert len(table.columns) <= 4
     lines = printed(table, 80)
-    assert len(lines) == 1 + len(question["candidates"])  # no cell is wrapped
+    assert len(lines) == 2 + len(question["candidates"])  # no cell is wrapped
     assert all("…" not in line for line in lines)
 
 

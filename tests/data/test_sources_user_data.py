@@ -75,7 +75,7 @@ def test_inputs_to_predict_may_come_with_labels(
     rows = [",".join(map(str, [*row, label])) for row, label in zip(X, labels, strict=True)]
     (tmp_path / "a.csv").write_text(header + "\n".join(rows))
     result = read_inputs(tmp_path / "a.csv", "vector", [4])
-    assert torch.equal(result.float(), torch.from_numpy(X))
+    assert torch.equal(result.x.float(), torch.from_numpy(X))
     with pytest.raises(ValueError, match=r"vectors of shape \[7\], but .* \[4\]"):
         read_inputs(tmp_path / "a.csv", "vector", [7])
 
@@ -97,9 +97,9 @@ def test_predictions_accept_the_format_of_the_training_data(
 ) -> None:
     x, result = pictures
     first = torch.from_numpy(x).permute(0, 3, 1, 2) / 255
-    expected = result.network()(first).softmax(-1)
-    assert torch.allclose(result.predict(x), expected, atol=1e-6)
-    assert torch.allclose(result.predict(first.double()), expected, atol=1e-6)
+    expected = result.network()(first).double().softmax(-1)
+    assert torch.allclose(result.predict(x).mean, expected, atol=1e-6)
+    assert torch.allclose(result.predict(first.double()).mean, expected, atol=1e-6)
     with pytest.raises(ValueError, match=r"shape \[3, 7, 9\], the training data \[3, 8, 9\]"):
         result.predict(x[:, :7])
     assert repr(result) == f"Discovery(x and y: {result.chosen.name})"
@@ -121,7 +121,7 @@ def test_the_document_names_layers_and_networks_as_the_verdict_does(
 def test_targets_of_variance_one_keep_their_mean() -> None:
     y = 100.0 + 2 * (np.arange(N) % 2)
     result = sr.discover(X, y, task="regression", epochs=1, held_out=0)
-    assert 95 < float(result.predict(X).mean()) < 107
+    assert 95 < float(result.predict(X).mean.mean()) < 107
 
 
 @pytest.mark.parametrize(

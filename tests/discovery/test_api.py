@@ -23,6 +23,7 @@ from symrazor.layers.relaxed import spatial_layers
 from symrazor.runs import run as fit_run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network, load_network, read_document
+from symrazor.runs.predictions import predict
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -45,6 +46,7 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
     assert "nats" in discovery.verdict
     assert len(question["candidates"][0]["history"]) == 2  # one epoch in each of two phases
     assert discovery.verdict.split(".")[0] in discovery._repr_html_()
+    assert "\n" not in repr(discovery)
     network = discovery.network()
     assert not any(type(m).__module__.startswith("symrazor") for m in network.modules())
     # the plain network takes data as they came: against scaling by hand and the trained model
@@ -65,9 +67,12 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
         else:
             f = f / discovery.chosen.temperature
         torch.testing.assert_close(network(x), f, rtol=1e-3, atol=1e-3)
-    p = discovery.predict(x.numpy())
+    prediction, posterior = discovery.predict(x.numpy()), discovery.results[0].posterior
     expected = f.softmax(1) if task == "classification" else f
-    torch.testing.assert_close(p, expected, rtol=1e-3, atol=1e-3)
+    if posterior is None or task == "regression" or not posterior.averaged:
+        torch.testing.assert_close(prediction.mean, expected.double(), rtol=1e-3, atol=1e-3)
+    assert prediction.std is not None and prediction.epistemic is not None
+    assert bool((prediction.std > 0).all() and (prediction.epistemic <= prediction.std).all())
 
 
 def test_report_export_and_predict_read_the_run_folder(
@@ -97,9 +102,12 @@ def test_report_export_and_predict_read_the_run_folder(
     cli.run(["predict", str(run), str(file), "--out", str(tmp_path / "p.csv"), "--quiet"])
     with (tmp_path / "p.csv").open() as opened:
         rows = list(csv.reader(opened))
-    assert rows[0] == ["label", "p(0)", "p(1)"]
+    assert rows[0] == ["label", "p(0)", "p(1)", "epistemic"]
     table = torch.tensor([[float(v) for v in row[1:]] for row in rows[1:]])
-    torch.testing.assert_close(table, expected, rtol=1e-4, atol=1e-5)
+    if document["questions"][0]["predictions"]["default"] == "averaged":
+        expected = predict(run, file).values
+    torch.testing.assert_close(table[:, :2].double(), expected.double(), rtol=1e-4, atol=1e-5)
+    assert bool((table[:, 2] > 0).all())
     assert [row[0] for row in rows[1:]] == [str(k) for k in expected.argmax(1).tolist()]
     cli.run(["predict", str(run), str(file), "--out", str(tmp_path / "p.npz")])
     with np.load(tmp_path / "p.npz") as saved:

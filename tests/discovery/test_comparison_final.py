@@ -32,7 +32,7 @@ def test_the_final_network_is_delivered() -> None:
     with torch.no_grad():
         expected = answer.final.fit.model(preparation.inputs(x[:5]))
         expected = expected * seen.std(0, correction=0) + seen.mean(0)
-        torch.testing.assert_close(discovery.predict(x[:5]), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(discovery.predict(x[:5]).mean, expected, rtol=1e-4, atol=1e-4)
     document = json.loads(json.dumps(discovery.to_dict()))
     assert document["questions"][0]["final"]["name"] == answer.final.name
 

@@ -1,17 +1,23 @@
-"""Predict and export with the run folder of a fit."""
+"""Predict and export with run folders."""
 
+import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from run_case import reseal
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import symrazor as sr
 from symrazor.runs import run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network
-from symrazor.runs.predictions import predict
+from symrazor.runs.predictions import predict, write_predictions
+from symrazor.runs.uncertainty import UNCERTAINTY
 
 MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
 """Likelihood -> mean of y as a function of the outputs."""
@@ -36,7 +42,7 @@ def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> N
     fit, x = _run(tmp_path, likelihood, dtype)
     expected = MEANS[likelihood](fit.model(x.to(getattr(torch, dtype))).detach())
     predictions = predict(tmp_path / "run", tmp_path / "new.npz")
-    torch.testing.assert_close(predictions.values, expected)
+    torch.testing.assert_close(predictions.values, expected.double(), check_dtype=False)
 
 
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
@@ -47,3 +53,96 @@ def test_export_in_double_precision(tmp_path: Path, form: str) -> None:
     if form == "torch":
         network = torch.export.load(file).module()
         torch.testing.assert_close(network(x.double()), fit.model(x.double()).detach())
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open() as opened:
+        return list(csv.DictReader(opened))
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, sr.Discovery, Tensor]:
+    x = torch.randn(80, 2, generator=torch.Generator().manual_seed(0))
+    y = 10 * x[:, :1] + torch.randn(80, 1, generator=torch.Generator().manual_seed(1))
+    discovery = sr.discover(x, y, epochs=20)
+    return discovery.save(tmp_path_factory.mktemp("regression") / "run"), discovery, x
+
+
+def test_a_run_folder_predicts_like_the_discovery(
+    regression: tuple[Path, sr.Discovery, Tensor], tmp_path: Path
+) -> None:
+    run, discovery, x = regression
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    read, direct = predict(run, tmp_path / "x.npz"), discovery.predict(x)
+    for name, own in (("values", "mean"), ("std", "std"), ("epistemic", "epistemic")):
+        torch.testing.assert_close(getattr(read, name), getattr(direct, own), rtol=1e-6, atol=1e-9)
+    write_predictions(read, tmp_path / "p.npz")
+    with np.load(tmp_path / "p.npz") as saved:
+        np.testing.assert_allclose(saved["std"], direct.std)
+
+
+def test_rows_keep_their_names(
+    regression: tuple[Path, sr.Discovery, Tensor], tmp_path: Path
+) -> None:
+    run, discovery, x = regression
+    lines = [f"patient {n},{a},{b}" for n, (a, b) in enumerate(x[:5].tolist())]
+    (tmp_path / "new.csv").write_text("\n".join(["id,a,b", *lines]))
+    write_predictions(predict(run, tmp_path / "new.csv"), tmp_path / "p.csv")
+    rows = rows_of(tmp_path / "p.csv")
+    assert list(rows[0]) == ["id", "target 1", "target 1 std", "target 1 epistemic"]
+    assert [row["id"] for row in rows] == [f"patient {n}" for n in range(5)]
+    std = discovery.predict(x[:5]).std
+    assert std is not None
+    assert [float(row["target 1 std"]) for row in rows] == pytest.approx(
+        std[:, 0].tolist(), rel=1e-4
+    )
+
+
+def test_images_keep_their_file_names(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for number in range(24):
+        folder = tmp_path / "train" / ("light" if number % 2 else "dark")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draws.integers(100 * (number % 2), 100 + 100 * (number % 2), (8, 8))
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
+    run = sr.discover(tmp_path / "train", epochs=1, starts=2).save(tmp_path / "run")
+    write_predictions(predict(run, tmp_path / "train"), tmp_path / "p.csv")
+    rows = rows_of(tmp_path / "p.csv")
+    assert [row["file"] for row in rows][:2] == ["dark/0.png", "dark/10.png"]
+    write_predictions(predict(run, tmp_path / "train" / "light"), tmp_path / "p.csv")
+    assert [row["file"] for row in rows_of(tmp_path / "p.csv")][:2] == ["1.png", "11.png"]
+
+
+def test_a_posterior_that_does_not_fit_the_network_is_refused(
+    regression: tuple[Path, sr.Discovery, Tensor], tmp_path: Path
+) -> None:
+    run, _, x = regression
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for file in run.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    tensors = load_file(copy / UNCERTAINTY)
+    about = {"head": ["another"], "averaged": True}
+    save_file(tensors, copy / UNCERTAINTY, {"posterior": json.dumps(about)})
+    reseal(copy)
+    with pytest.raises(ValueError, match="the posterior of 'another' does not fit"):
+        predict(copy, tmp_path / "x.npz")
+
+
+def test_runs_without_a_posterior_predict_without_uncertainty(
+    regression: tuple[Path, sr.Discovery, Tensor], tmp_path: Path
+) -> None:
+    run, discovery, x = regression
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for file in run.iterdir():
+        if file.name != UNCERTAINTY:
+            (copy / file.name).write_bytes(file.read_bytes())
+    manifest = json.loads((copy / "run.json").read_text())
+    del manifest["files"][UNCERTAINTY]
+    (copy / "run.json").write_text(json.dumps(manifest))
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    predictions = predict(copy, tmp_path / "x.npz")
+    assert predictions.std is None and predictions.epistemic is None
+    torch.testing.assert_close(predictions.values, discovery.predict(x).mean)

@@ -62,3 +62,6 @@ def test_clones_and_several_targets() -> None:
     assert first.shape == (60, 2)
     assert model.score(x, y) > 0.9
     assert model.fit(x, y[:, 0]).predict(x).shape == (60,)
+    mean, std = model.predict(x, return_std=True)
+    assert np.array_equal(mean, model.predict(x))
+    assert std.shape == (60,) and bool((std > 0).all())

@@ -71,6 +71,7 @@ def test_regression_on_vectors_writes_a_report(tmp_path: Path) -> None:
 
 def test_notebooks_show_readings_and_fits(fitted: sr.Fit) -> None:
     text = fitted._repr_html_()
+    assert repr(fitted).count("\n") == repr(fitted.reading).count("\n") == 0
     assert fitted.reading._repr_html_() in text and "<svg" in text and "log evidence" in text
     page = Page(text)
     assert [tag for tag, _ in page.elements].count("tr") == 1 + len(fitted.reading.layers)

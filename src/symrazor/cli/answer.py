@@ -8,9 +8,7 @@ from rich.table import Table
 
 from symrazor.cli.terminal import console, print_verdict
 from symrazor.core.text import printable
-
-SCORES = ("accuracy", "mse", "nll")
-"""Score on held-out data in the short table: the first of these that a candidate has."""
+from symrazor.report.summary import format_score, short_table
 
 
 def print_question(question: Mapping[str, Any], verbose: bool = False, quiet: bool = False) -> None:
@@ -39,36 +37,19 @@ def print_question(question: Mapping[str, Any], verbose: bool = False, quiet: bo
     if verbose:
         console(width=None if target.is_terminal else 180).print(full_table(trained))
         return
-    target.print(short_table(trained, question["chosen"]))
+    target.print(compact(question))
     target.print("All numbers: --verbose, or the report.", style="dim", highlight=False)
 
 
-def short_table(trained: Sequence[Mapping[str, Any]], chosen: str) -> Table:
+def compact(question: Mapping[str, Any]) -> Table:
     """Return a table of at most four columns: evidence, left-out and held-out data."""
-    has_left_out = any(candidate.get("left_out") for candidate in trained)
-    keys = {key for candidate in trained for key in candidate["reading"].get("test") or {}}
-    score = next((key for key in SCORES if key in keys), None)
-    table = Table("network", box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("log evidence", justify="right")
-    if has_left_out:
-        table.add_column("left-out nats per sample", justify="right")
-    if score is not None:
-        table.add_column(f"held-out {score}", justify="right")
-    names = [candidate["name"] for candidate in trained]
-    for number, candidate in enumerate(trained):
-        is_final = candidate["name"] in names[:number]
-        name = "delivered network" if is_final else candidate["name"]
-        spread = f" ± {candidate['spread']:,.0f}" if candidate.get("spread") else ""
-        left_out, test = candidate.get("left_out"), candidate["reading"].get("test") or {}
-        row = [escape(printable(name)), f"{_log_evidence(candidate, is_final):z,.0f}{spread}"]
-        if is_final:
-            row[1], left_out = "", None
-        if has_left_out:
-            row.append(f"{left_out['log_likelihood'] / left_out['n']:z.3f}" if left_out else "")
-        if score is not None:
-            row.append(_score(score, test.get(score)))
-        is_chosen = candidate["name"] == chosen
-        table.add_row(*row, style="bold" if is_chosen else None)
+    content = short_table(question)
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    for number, name in enumerate(content.heads):
+        table.add_column(name, justify="right" if number else "left")
+    for number, row in enumerate(content.rows):
+        cells = (escape(printable(cell)) for cell in row)
+        table.add_row(*cells, style="bold" if number == content.chosen else None)
     return table
 
 
@@ -93,7 +74,7 @@ def full_table(trained: Sequence[Mapping[str, Any]]) -> Table:
             f"{evidence['log_likelihood'] - evidence['log_evidence']:,.0f}",
             f"{sum(path['effective_parameters'] for path in paths):,.0f}",
             f"{left_out['log_likelihood']:z,.0f}" if left_out and not is_final else "",
-            *(_score(key, test.get(key)) for key in keys),
+            *(format_score(key, test.get(key)) for key in keys),
         )
     return table
 
@@ -101,9 +82,3 @@ def full_table(trained: Sequence[Mapping[str, Any]]) -> Table:
 def _log_evidence(candidate: Mapping[str, Any], is_final: bool) -> float:
     own = float(candidate["reading"]["evidence"]["log_evidence"])
     return own if is_final else float(candidate.get("log_evidence", own))
-
-
-def _score(key: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value:.1f} %" if key == "accuracy" else f"{value:.3f}"

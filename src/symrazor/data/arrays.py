@@ -32,7 +32,7 @@ CHUNK_ELEMENTS = 1 << 22
 class FileContents:
     """Arrays of a file, before kind and task are recognised; the fields are those of `Dataset`.
 
-    `target` is the name of the column of labels.
+    `target` is the name of the column of labels, `id_name` that of `ids`, which name the samples.
     """
 
     x: Tensor
@@ -43,6 +43,8 @@ class FileContents:
     test: Tensors | None = None
     columns: tuple[str, ...] = ()
     target: str | None = None
+    ids: tuple[str, ...] = ()
+    id_name: str = ""
 
 
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:

@@ -8,8 +8,9 @@
 | `set`, values, label | sets, one point per row |
 | `trajectory`, `time`, coordinates | trajectories, one step per row |
 
-In a file without a header the last column is the label. Labels are classes if they are text or at
-most `MAX_INFERRED_CLASSES` different integers.
+A column `id`, `file`, `filename`, `index`, or without a name, has names of the rows and is no
+input. In a file without a header the last column is the label. Labels are classes if they are text
+or at most `MAX_INFERRED_CLASSES` different integers.
 """
 
 import csv
@@ -38,6 +39,8 @@ MAX_EXACT_INTEGER = 2**53
 """Above this, every float64 number is an integer, so integers do not indicate classes."""
 FIRST_UNNAMED_COLUMN = "column 1"
 """Name of the first column of a file without a header."""
+NAME_COLUMNS = ("id", "file", "filename", "index", "")
+"""Columns that name the rows."""
 LABEL_COLUMNS = ("y", "label", "labels", "class", "target")
 ID_COLUMNS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "trajectory"}
 TIME_COLUMNS = ("time", "t")
@@ -75,21 +78,28 @@ def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
         # Exact comparison: calendar times are large compared with their steps.
         share_times = bool((times == times[:1]).all())
         return FileContents(x, None, (), "trajectory", times[0] if share_times else times)
-    if label is None and labelled:
+    id_name = None
+    if id_column is None:
+        id_name = next((name for name in NAME_COLUMNS if name in columns), None)
+    ids = () if id_name is None else columns.pop(id_name)
+    if label is None and labelled and columns:
         label = list(columns)[-1]
     y, names = (None, ()) if label is None else _parse_labels(columns.pop(label), path)
     if id_column is None:
         values = torch.from_numpy(_parse_finite_numbers(columns, path))
         is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
         if is_series:
-            return FileContents(values, y, names, "series", target=label)
-        return FileContents(values, y, names, "vector", columns=tuple(columns), target=label)
+            table = FileContents(values, y, names, "series", target=label)
+        else:
+            table = FileContents(values, y, names, "vector", columns=tuple(columns), target=label)
+        return replace(table, ids=ids, id_name=id_name or "row")
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
     table = _group_rows(
         _parse_finite_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path
     )
-    return replace(table, names=names, columns=tuple(columns), target=label)
+    table = replace(table, names=names, columns=tuple(columns), target=label)
+    return replace(table, ids=tuple(rows_of), id_name=id_column)
 
 
 @reader

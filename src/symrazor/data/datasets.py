@@ -70,6 +70,8 @@ class Dataset:
         test: Held-out inputs and labels that came with the data.
         source: Where the data came from, for messages and reports.
         columns: Names of the features or channels of x, if the file has them.
+        ids: Names of the samples, such as file names, if the source has them.
+        id_name: What the names are, such as "file".
     """
 
     x: Tensor
@@ -81,6 +83,8 @@ class Dataset:
     test: Tensors | None = None
     source: str = "x and y"
     columns: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    id_name: str = ""
 
     @property
     def outputs(self) -> int:
@@ -110,7 +114,9 @@ class Dataset:
 
     def part(self, index: Tensor) -> "Dataset":
         """Return the samples with the given indices."""
-        return replace(self, x=self.x[index], y=None if self.y is None else self.y[index])
+        numbers = torch.arange(len(self.x))[index].tolist() if self.ids else []
+        ids = tuple(self.ids[number] for number in numbers)
+        return replace(self, x=self.x[index], y=None if self.y is None else self.y[index], ids=ids)
 
 
 def plural(kind: str) -> str:

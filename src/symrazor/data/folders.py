@@ -56,9 +56,12 @@ def read_images(folder: str | Path) -> FileContents:
         raise ValueError(
             f"No folders of images in {folder}. Arrange the images as {folder}/CLASS/IMAGE.png."
         )
-    x = read_files([file for files in files_of.values() for file in files])
-    y = [label for label, files in enumerate(files_of.values()) for _ in files]
-    return FileContents(x, torch.tensor(y), tuple(files_of), "image")
+    files = [file for files in files_of.values() for file in files]
+    y = [label for label, group in enumerate(files_of.values()) for _ in group]
+    ids = tuple(file.relative_to(folder).as_posix() for file in files)
+    names = tuple(files_of)
+    x = read_files(files)
+    return FileContents(x, torch.tensor(y), names, "image", ids=ids, id_name="file")
 
 
 def read_files(files: list[Path]) -> UInt8[Tensor, "n c h w"]:

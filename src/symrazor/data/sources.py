@@ -87,11 +87,11 @@ def read(
     )
     if data.task == "regression" and data.y is not None and contents.target is not None:
         data = replace(data, names=(contents.target,))
-    return replace(data, columns=contents.columns)
+    return replace(data, columns=contents.columns, ids=contents.ids, id_name=contents.id_name)
 
 
 @reader
-def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
+def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     """Read inputs to predict: data of a kind, each sample with the given shape.
 
     A CSV file may also have the label column of the training data.
@@ -101,21 +101,23 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Tensor:
     """
     path = Path(path)
     is_table = path.is_file() and path.suffix.lower() in TABLE_SUFFIXES
-    x: Tensor | None = None
+    data: Dataset | None = None
     try:
-        x = read(path, kind, labelled=False).x
+        data = read(path, kind, labelled=False)
     except ValueError:
         if not is_table:
             raise
-    if is_table and (x is None or list(x.shape[1:]) != list(shape)):
-        x = dataset(read_csv(path).x, kind=kind, source=str(path)).x
-    assert x is not None
-    if list(x.shape[1:]) != list(shape):
+    if is_table and (data is None or list(data.x.shape[1:]) != list(shape)):
+        contents = read_csv(path)
+        data = dataset(contents.x, kind=kind, source=str(path))
+        data = replace(data, ids=contents.ids, id_name=contents.id_name)
+    assert data is not None
+    if list(data.x.shape[1:]) != list(shape):
         raise ValueError(
             f"The network takes {plural(kind)} of shape {list(shape)}, but {path} has shape "
-            f"{list(x.shape[1:])}. Convert the data like the training data."
+            f"{list(data.x.shape[1:])}. Convert the data like the training data."
         )
-    return x
+    return data
 
 
 def _read_file(path: Path, labelled: bool) -> FileContents:
@@ -158,7 +160,8 @@ def _read_folder(path: Path, labelled: bool) -> FileContents:
     images = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
     has_classes = bool(class_folders(path))
     if images and not labelled and not has_classes:
-        return FileContents(read_files(images), kind="image")
+        ids = tuple(image.name for image in images)
+        return FileContents(read_files(images), kind="image", ids=ids, id_name="file")
     if has_classes:
         return read_images(path)
     contents = sorted(p.name for p in path.iterdir())[:6]

@@ -18,6 +18,7 @@ from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, d
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import NEUTRAL, Family
+from symrazor.discovery.uncertainty import Calibration
 from symrazor.symmetry.verdict import (
     LayerReading,
     capitalize,
@@ -110,6 +111,7 @@ class Answer:
             comparison is delivered.
         recommended_name: name of the recommended candidate; "" for the one with the highest
             evidence.
+        calibration: how the delivered network predicts; None for the default of the likelihood.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Answer:
     invariances: LearnedInvariances | str | None = None
     final: Candidate | None = None
     recommended_name: str = ""
+    calibration: Calibration | None = None
 
     @property
     def best(self) -> Candidate:
@@ -330,6 +333,8 @@ class Answer:
             "candidates": [c.to_dict() for c in self.candidates],
             "final": None if self.final is None else self.final.to_dict(),
         }
+        if self.calibration is not None:
+            document["predictions"] = self.calibration.to_dict()
         if isinstance(self.invariances, LearnedInvariances):
             document["invariances"] = self.invariances.to_dict()
         return document

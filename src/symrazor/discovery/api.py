@@ -35,6 +35,7 @@ from symrazor.discovery.question import (
 )
 from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.discovery.trajectories import learn_dynamics
+from symrazor.discovery.uncertainty import Calibration, Start, calibrate
 from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.training.evidence_training import outputs
@@ -189,11 +190,26 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     answer = Answer(
         question.name, question.text, question.family, candidates, claims, notes, None, None, name
     )
+    answer = replace(answer, calibration=_calibration(question, compared, name))
     seconds = 60 * options.minutes - (clock.now() - started)
     final = train_final(question, compared, answer.recommended, options, seconds, tell)
     if final is not None:
         score(question, final, MAX_HELD_OUT, options.seed)
     return replace(answer, final=final)
+
+
+def _calibration(question: Question, compared: Compared, name: str) -> Calibration | None:
+    """Return how the delivered network predicts, by what the starts of its structure left out."""
+    comparison, structure = compared.comparison, question.family.structure(name)
+    starts = []
+    for member in compared.members:
+        if member.structure == name:
+            inside, outside = (
+                select(comparison.question.train, part) for part in comparison.split(member.start)
+            )
+            trained = member.as_fit(structure, question.likelihood(), inside)
+            starts.append(Start(trained, member.temperature, outside))
+    return calibrate(starts)
 
 
 def candidates_of(question: Question, compared: Compared) -> Iterator[Candidate]:

@@ -1,7 +1,6 @@
 """Define the result of `discover`: verdict, candidates, plain network, document and files."""
 
 import copy
-import html
 import io
 import shlex
 import sys
@@ -22,9 +21,13 @@ from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.trajectories import Dynamics, save_animation
+from symrazor.discovery.uncertainty import delivered_posterior
+from symrazor.inference.last_layer import LastLayer, predict
+from symrazor.inference.posterior import Prediction
 from symrazor.layers.path import is_symrazor_module, traced
 from symrazor.report.content import SCHEMA
-from symrazor.report.page import write_page
+from symrazor.report.page import verdict_html, write_page
+from symrazor.report.summary import question_html
 from symrazor.runs.writing import (
     ANIMATION,
     FIGURE,
@@ -37,7 +40,6 @@ from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import LayerReading
 from symrazor.training.fit_document import orbits_of, parts_of, versions
 
-BATCH_SIZE = 500
 MAX_LISTED_CLASSES = 12
 BLUE, GREEN, OCHRE, RED = "#33518f", "#1b7f79", "#b8860b", "#c8553d"
 """Colours of the relaxed structure, the symmetric one, the others, and the last one."""
@@ -71,6 +73,15 @@ class QuestionResult:
         zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         preparation = self.preparation or Preparation(zero, one, zero, one)
         return with_standardisation(plain.cpu(), preparation, dims, temperature)
+
+    @cached_property
+    def posterior(self) -> LastLayer | None:
+        """The posterior of the last layer of `network`; None if it does not end with one."""
+        scale: Tensor | float = 1 / self.answer.recommended.temperature
+        if self.data.task == "regression":
+            scale = 1.0 if self.preparation is None else self.preparation.target_scale
+        x, likelihood = self.data.x, self.answer.recommended_fit.razor.likelihood
+        return delivered_posterior(self.network, x, likelihood, scale, self.answer.calibration)
 
     def prepared_test(self) -> Tensors | None:
         """Return held-out data as the trained networks take them."""
@@ -150,9 +161,12 @@ class Discovery:
         """
         return self._first.network if self.dynamics is None else self.dynamics.network()
 
-    @torch.no_grad()
-    def predict(self, x: Any) -> Tensor:
-        """Return float32 probabilities of the classes, or float64 means of the targets.
+    def predict(self, x: Any) -> Prediction:
+        """Return probabilities of the classes, or means of the targets, with their uncertainty.
+
+        `std` is the standard deviation of the targets, noise included, or that of the
+        probabilities over the posterior of the last layer; `epistemic` leaves out the noise.
+        Whether probabilities are averaged over the posterior was chosen by left-out samples.
 
         Args:
             x: inputs in the shape of the training data, not standardised.
@@ -162,16 +176,14 @@ class Discovery:
         """
         data = self._first.data
         values = as_kind(torch.as_tensor(x), data.kind, "x")
-        network = self.network()
         if values.shape[1:] != data.x.shape[1:]:
             raise ValueError(
                 f"x has {plural(data.kind)} of shape {list(values.shape[1:])}, the training data "
                 f"{list(data.x.shape[1:])}. Convert x like the training data."
             )
-        device = next(network.parameters()).device
-        batches = values.to(data.x.dtype).split(BATCH_SIZE)
-        f = torch.cat([network(batch.to(device)) for batch in batches]).cpu()
-        return f.softmax(-1) if data.task == "classification" else f
+        is_classifier = data.task == "classification"
+        posterior = self._first.posterior
+        return predict(self.network(), values.to(data.x.dtype), posterior, is_classifier)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document: all numbers, ready for JSON (docs/how-to/discover.md)."""
@@ -205,22 +217,24 @@ class Discovery:
             networks[""] = (self.network(), states)
         else:
             save_evidence_figure([result.answer for result in self.results], inside(folder, FIGURE))
+        posteriors = {}
         for result in self.results:
             subfolder = result.answer.name if len(self.results) > 1 else ""
             networks[subfolder] = (result.network.cpu(), result.data.x[:8])
-        return write_discovery(folder, self.to_dict(), networks)
+            posteriors[subfolder] = result.posterior
+        return write_discovery(folder, self.to_dict(), networks, posteriors)
 
     def __repr__(self) -> str:
         names = [f"{r.answer.name}: {r.answer.recommended.name}" for r in self.results]
-        return f"Discovery({', '.join(names) or self.verdict})"
+        return f"Discovery({', '.join(names) or ' '.join(self.verdict.split())})"
 
     def __str__(self) -> str:
         return self.verdict
 
     def _repr_html_(self) -> str:
         """Return verdict and candidates as HTML, for notebooks."""
-        parts = [_answer_html(result.answer) for result in self.results]
-        return "".join(parts) or f"<p>{html.escape(self.verdict)}</p>"
+        parts = [question_html(result.answer.to_dict()) for result in self.results]
+        return "".join(parts) or f"<p>{verdict_html(self.verdict)}</p>"
 
 
 def with_standardisation(
@@ -269,20 +283,6 @@ class _Standardised(nn.Module):
         if self.real:
             return f.double() * self.target_scale + self.target_mean
         return f / self.temperature
-
-
-def _answer_html(answer: Answer) -> str:
-    rows = "".join(
-        f"<tr><td>{html.escape(c.name)}</td><td>{c.log_evidence:,.0f}</td><td>"
-        + html.escape(", ".join(f"{k} {v:.4g}" for k, v in c.fit.reading.test.items()))
-        + "</td></tr>"
-        for c in answer.candidates
-    )
-    head = "<tr><th>network</th><th>log evidence</th><th>held-out data</th></tr>"
-    return (
-        f"<h4>{html.escape(answer.question)}</h4><p><b>{html.escape(answer.headline)}</b> "
-        f"{html.escape(answer.details)}</p><table><thead>{head}</thead><tbody>{rows}</tbody></table>"
-    )
 
 
 def _document(discovery: Discovery) -> dict[str, Any]:

@@ -29,10 +29,23 @@ How = Literal["probit", "bridge", "mc", "sampling"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predictive mean of y (class probabilities for a categorical), and variance if real-valued."""
+    """Predictive distribution of y.
+
+    Args:
+        mean: probabilities of the classes, or means of the targets.
+        variance: variance of real targets, noise included; None for classes.
+        epistemic: standard deviation of `mean` that comes from the weights alone: more data reduce
+            it. None if it was not computed.
+    """
 
     mean: Float[Tensor, "n k"]
     variance: Float[Tensor, "n k"] | None = None
+    epistemic: Float[Tensor, "n k"] | None = None
+
+    @property
+    def std(self) -> Float[Tensor, "n k"] | None:
+        """Standard deviation of the targets, or of the probabilities; None if unknown."""
+        return self.epistemic if self.variance is None else self.variance.sqrt()
 
 
 def jacobians(

@@ -12,6 +12,7 @@
 | `razor.safetensors` | fit | `prior/...`: log precisions; `likelihood/...`: learned noise |
 | `plain/` | fit | the collapsed network, as `architecture.json` and `network.safetensors` |
 | `reading.json` | fit | the reading |
+| `uncertainty.safetensors` | both | posterior of the last layer of the plain network |
 | `README.txt` | both | how to use the files |
 | `run.json` | both | owner and state of the run; written last (`symrazor.runs.writing`) |
 

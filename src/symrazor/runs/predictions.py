@@ -1,29 +1,43 @@
-"""Predict with the network of a run folder, and write the predictions to files."""
+"""Predict with the network of a run folder, and write the predictions to files.
+
+| task | columns |
+|---|---|
+| classes | label, `p(CLASS)` of each class, `epistemic` (standard deviation of the largest `p`) |
+| targets | each target, then `TARGET std`, noise included, and `TARGET epistemic`, without noise |
+
+The epistemic part comes from the weights of the last layer (`symrazor.inference.last_layer`); more
+training data reduce it. A column with the names of the samples comes first, if the data have them.
+"""
 
 import csv
 import io
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.core.files import reading, write_atomically
 from symrazor.core.likelihood import as_likelihood
 from symrazor.core.text import printable, table_cell
 from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
+from symrazor.inference.last_layer import LastLayer, features_of
 from symrazor.runs.folder import (
     input_dtype,
     load_network,
+    network_folder,
     question_of,
     read_document,
 )
-from symrazor.runs.records import is_fit_run, read_run
+from symrazor.runs.records import is_fit_run, read_run, verify
+from symrazor.runs.uncertainty import UNCERTAINTY, read_posterior
+from symrazor.runs.writing import PLAIN
 
 BATCH_SIZE = 500
 
@@ -36,11 +50,19 @@ class Predictions:
         values: probabilities of the classes, or means of the targets.
         classes: names of the classes; empty for regression.
         targets: names of the targets, if they are known; empty for classification.
+        std: standard deviation of the targets, noise included; None for classes, or if unknown.
+        epistemic: standard deviation of `values` over the posterior; None if unknown.
+        ids: names of the samples; empty if they have none.
+        id_name: what these names are, such as "file".
     """
 
     values: Float[Tensor, "n k"]
     classes: tuple[str, ...]
     targets: tuple[str, ...] = ()
+    std: Float[Tensor, "n k"] | None = None
+    epistemic: Float[Tensor, "n k"] | None = None
+    ids: tuple[str, ...] = ()
+    id_name: str = "id"
 
     @property
     def labels(self) -> list[str]:
@@ -53,6 +75,9 @@ class Predictions:
             "classes": list(self.classes),
             "values": self.values.tolist(),
             "labels": self.labels,
+            "std": None if self.std is None else self.std.tolist(),
+            "epistemic": None if self.epistemic is None else self.epistemic.tolist(),
+            self.id_name: list(self.ids),
         }
 
 
@@ -72,27 +97,60 @@ def predict(
         ValueError: no such run, inputs of another kind or shape, or code without `trust_code`.
     """
     document = read_document(run)
+    network = load_network(run, question, trust_code)
+    inputs = read_inputs(data, document["kind"], document["data"]["shape"])
+    predictions = predict_tensor(run, network, inputs.x, question)
+    return replace(predictions, ids=inputs.ids, id_name=inputs.id_name or "id")
+
+
+@torch.no_grad()
+def predict_tensor(
+    run: Path, network: nn.Module, x: Tensor, question: str | None = None
+) -> Predictions:
+    """Predict with the network of a run folder, which is already loaded (`load_network`)."""
+    document = read_document(run)
     entry = question_of(document, question)
     classes, targets = (tuple(entry.get(key) or ()) for key in ("classes", "targets"))
-    network = load_network(run, question, trust_code)
-    x = read_inputs(data, document["kind"], document["data"]["shape"])
+    posterior = load_posterior(run, network, question)
     if not is_fit_run(run):
-        f = _batched(network, x.to(input_dtype(document)), run)
-        return Predictions(f.softmax(-1) if classes else f, classes, targets)
-    config = read_run(run).config.data
-    x = x.to(getattr(torch, config.dtype))
-    if config.name in NORMALISATION:
-        x = normalised(x, config.name)
-    return Predictions(as_likelihood(config.likelihood).mean(_batched(network, x, run)), classes)
+        x = x.to(input_dtype(document))
+        likelihood = "categorical" if classes else "gaussian"
+    else:
+        config = read_run(run).config.data
+        likelihood, x = config.likelihood, x.to(getattr(torch, config.dtype))
+        if config.name in NORMALISATION:
+            x = normalised(x, config.name)
+    f, phi = _batched(network, x, () if posterior is None else posterior.head, run)
+    if posterior is None or phi is None:
+        return Predictions(as_likelihood(likelihood).mean(f), classes, targets)
+    prediction = posterior.predict(f, phi)
+    std = None if prediction.variance is None else prediction.std
+    return Predictions(prediction.mean, classes, targets, std, prediction.epistemic)
 
 
-def _batched(network: torch.nn.Module, x: Tensor, run: Path) -> Tensor:
-    """Return outputs; a network of a stranger may fail in any way."""
+def load_posterior(run: Path, network: nn.Module, question: str | None = None) -> LastLayer | None:
+    """Return the posterior of the network of a run folder, or None if it has none."""
+    folder = run / PLAIN if is_fit_run(run) else network_folder(run, question)
+    name = (folder / UNCERTAINTY).relative_to(run).as_posix()
+    if name not in (verify(run).files or ()):
+        return None
+    verify(run, name)
+    return read_posterior(folder / UNCERTAINTY, network)
+
+
+def _batched(
+    network: nn.Module, x: Tensor, head: Sequence[str], run: Path
+) -> tuple[Tensor, Tensor | None]:
+    """Return outputs and inputs of the last layer; a network of a stranger may fail in any way."""
     with reading(run):
-        f = torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+        phi = None
+        if not head:
+            f = torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+        else:
+            f, phi = features_of(network, head, x)
         if f.ndim != 2 or len(f) != len(x):
             raise ValueError(f"the network returns {list(f.shape)} for {len(x)} inputs")
-    return f
+    return f, phi
 
 
 def write_predictions(predictions: Predictions, out: Path | None) -> None:
@@ -114,24 +172,50 @@ def _as_npz(predictions: Predictions) -> bytes:
     if predictions.classes:
         arrays |= {"label": np.array(predictions.labels)}
         arrays |= {"classes": np.array(predictions.classes)}
+    for name in ("std", "epistemic"):
+        values = getattr(predictions, name)
+        arrays |= {} if values is None else {name: values.numpy()}
+    if predictions.ids:
+        arrays |= {predictions.id_name: np.array(predictions.ids)}
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
 def _as_csv(predictions: Predictions) -> str:
+    columns = {predictions.id_name: [table_cell(name) for name in predictions.ids]}
+    columns = columns if predictions.ids else {}
+    columns |= _class_columns(predictions) if predictions.classes else _target_columns(predictions)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    if predictions.classes:
-        table.writerow(["label", *(f"p({printable(name)})" for name in predictions.classes)])
-    else:
-        numbered = [f"target {k}" for k in range(1, predictions.values.shape[1] + 1)]
-        table.writerow([table_cell(name) for name in predictions.targets] or numbered)
-    labels = [[table_cell(label)] for label in predictions.labels] or [
-        [] for _ in predictions.values
-    ]
-    for label, row in zip(labels, predictions.values.tolist(), strict=True):
-        # Targets may be small differences of large numbers: all digits of float64 are written.
-        values = [f"{value:.6g}" if predictions.classes else repr(value) for value in row]
-        table.writerow([*label, *values])
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
     return text.getvalue()
+
+
+def _class_columns(predictions: Predictions) -> dict[str, list[str]]:
+    columns = {"label": [table_cell(label) for label in predictions.labels]}
+    for name, values in zip(predictions.classes, predictions.values.T.tolist(), strict=True):
+        columns[f"p({printable(name)})"] = [f"{value:.6g}" for value in values]
+    if predictions.epistemic is not None:
+        best = predictions.values.argmax(1, keepdim=True)
+        spread = predictions.epistemic.gather(1, best)[:, 0].tolist()
+        columns["epistemic"] = [f"{value:.3g}" for value in spread]
+    return columns
+
+
+def _target_columns(predictions: Predictions) -> dict[str, list[str]]:
+    count = predictions.values.shape[1]
+    names = [table_cell(name) for name in predictions.targets]
+    names = names if len(names) == count else [f"target {k}" for k in range(1, count + 1)]
+    # Targets may be small differences of large numbers: all digits of float64 are written.
+    columns = {
+        name: [repr(value) for value in values]
+        for name, values in zip(names, predictions.values.T.tolist(), strict=True)
+    }
+    for part in ("std", "epistemic"):
+        spread = getattr(predictions, part)
+        if spread is not None:
+            for name, values in zip(names, spread.T.tolist(), strict=True):
+                columns[f"{name} {part}"] = [f"{value:.6g}" for value in values]
+    return columns

@@ -16,10 +16,12 @@ from symrazor.accelerate import processes
 from symrazor.core.files import remove, with_sorted_metadata, write_atomically
 from symrazor.core.version import __version__
 from symrazor.groups.constructors import is_group_file
+from symrazor.inference.last_layer import last_layer_posterior
 from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
 from symrazor.runs.folder import plain_network
 from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS, NETWORK, RAZOR, READING
+from symrazor.runs.uncertainty import UNCERTAINTY, write_posterior
 from symrazor.runs.writing import (
     PLAIN,
     SAFETY,
@@ -34,7 +36,6 @@ from symrazor.runs.writing import (
     write_readme,
 )
 from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS, write_architecture
-from symrazor.symmetry.reading import Reading
 from symrazor.training.events import JsonLines
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit, fit
@@ -50,6 +51,7 @@ _FIT_FILES = {
     CHECKPOINTS: "state of the training, for symrazor fit --resume",
     f"{PLAIN}/{ARCHITECTURE}": "modules of the collapsed network, as JSON",
     f"{PLAIN}/{WEIGHTS}": "weights of the collapsed network",
+    f"{PLAIN}/{UNCERTAINTY}": "posterior of its last layer, for the uncertainty of predictions",
 }
 GROUP_FILE = "group-{}.json"
 GroupFiles = Mapping[str, tuple[str, bytes]]
@@ -228,22 +230,25 @@ def _write_fit(
     weights = with_sorted_metadata(save(_contiguous(fit.model.state_dict()), metadata))
     write_atomically(inside(folder, NETWORK), weights)
     write_atomically(inside(folder, RAZOR), save(_contiguous(learned)))
-    undescribed = _write_plain(inside(folder, PLAIN), model, fit.reading, example, stored)
+    undescribed = _write_plain(inside(folder, PLAIN), model, fit, example, stored)
     write_readme(folder, _FIT_FILES, undescribed + SAFETY, pending=[READING])
     write_atomically(inside(folder, READING), (fit.json + "\n").encode())
-    plain = [f"{PLAIN}/{name}" for name in (ARCHITECTURE, WEIGHTS)]
+    plain = [f"{PLAIN}/{name}" for name in (ARCHITECTURE, WEIGHTS, UNCERTAINTY)]
     names = [CONFIG, EVENTS, NETWORK, RAZOR, READING, *groups, *plain]
     seal(folder, owner, [name for name in names if (folder / name).is_file()])
 
 
 def _write_plain(
-    folder: Path, model: nn.Module, reading: Reading, example: Tensor, config: RunConfig
+    folder: Path, model: nn.Module, fit: Fit, example: Tensor, config: RunConfig
 ) -> str:
     """Write the collapsed network; return a text if it cannot be written."""
     try:
-        plain = plain_network(model, reading, example)
+        plain = plain_network(model, fit.reading, example)
         write_atomically(folder / WEIGHTS, save(_contiguous(plain.state_dict())))
         write_architecture(plain, folder, example)
+        posterior = last_layer_posterior(plain, fit.data.x, fit.razor.likelihood)
+        if posterior is not None:
+            write_posterior(posterior, folder)
     except OSError:  # a full disk, for example: the run is not finished, and can be resumed
         raise
     except Exception as error:  # code of the user's network may raise anything; the run is kept

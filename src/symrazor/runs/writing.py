@@ -39,7 +39,9 @@ from symrazor.core.files import (
     write_atomically,
 )
 from symrazor.core.version import __version__
+from symrazor.inference.last_layer import LastLayer
 from symrazor.report.page import write_page
+from symrazor.runs.uncertainty import UNCERTAINTY, write_posterior
 from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS, write_architecture
 from symrazor.symmetry.export import UndescribedError, save_network
 
@@ -56,7 +58,8 @@ OUTPUTS = (
     *("README.txt", "report.html", "evidence.png", "motion.gif", "discover.json"),
     *("config.toml", "events.jsonl", "reading.json", "razor.safetensors", "architecture.json"),
     *(f"{stem}.{end}" for stem in ("network", "plain") for end in ("pt2", "onnx", "safetensors")),
-    *("network.onnx.data", "plain.onnx.data", "checkpoints", "plain", UNFINISHED),
+    *("network.onnx.data", "plain.onnx.data", UNCERTAINTY),
+    *("checkpoints", "plain", UNFINISHED),
 )
 """Files and folders that symrazor writes to a run folder, besides groups and questions."""
 _PARTS_OF_EARLIER_VERSIONS = ("discover.json", "config.toml")
@@ -80,6 +83,7 @@ _DISCOVERY_FILES = {
 _NETWORK_FILES = {
     ARCHITECTURE: "modules of the recommended network, as JSON",
     WEIGHTS: "its weights",
+    UNCERTAINTY: "posterior of its last layer, for the uncertainty of predictions",
     PROGRAM: "the same network as a torch.export program",
 }
 SAFETY = """No file runs code when symrazor reads it. symrazor never reads a .pt2 file, because
@@ -310,7 +314,10 @@ def digest(path: Path) -> str:
 
 
 def write_discovery(
-    folder: Path, document: dict[str, Any], networks: Mapping[str, tuple[nn.Module, Tensor]]
+    folder: Path,
+    document: dict[str, Any],
+    networks: Mapping[str, tuple[nn.Module, Tensor]],
+    posteriors: Mapping[str, LastLayer | None],
 ) -> Path:
     """Write the run folder of a discovery, and remove checkpoints of the unfinished run.
 
@@ -318,6 +325,7 @@ def write_discovery(
         folder: the run folder, owned by the caller (`owned_folder`); figures may already be in it.
         document: all numbers, ready for JSON.
         networks: subfolder ("" for the run folder) -> plain network and example input.
+        posteriors: subfolder -> posterior of the last layer of its network, if it has one.
     """
     owner = owner_of_folder(folder, Owner("discover"))
     write_manifest(folder, Manifest(owner))
@@ -329,6 +337,10 @@ def write_discovery(
         place = inside(folder, subfolder)
         place.mkdir(exist_ok=True)
         undescribed = _write_network(network, place, example) or undescribed
+        posterior = posteriors.get(subfolder)
+        remove(place / UNCERTAINTY)
+        if posterior is not None:
+            write_posterior(posterior, place)
         names = {(Path(subfolder) / name).as_posix(): name for name in _NETWORK_FILES}
         files |= {path: _NETWORK_FILES[name] for path, name in names.items()}
         parts += [path for path, name in names.items() if name != PROGRAM]

@@ -179,7 +179,9 @@ def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
 
 def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
     save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x)})
-    file.write_bytes(with_sorted_metadata(file.read_bytes()))
+    content = with_sorted_metadata(file.read_bytes())
+    file.unlink()  # safetensors makes files that nobody else can read; the umask decides here
+    file.write_bytes(content)
     reloaded = copy.deepcopy(plain)
     with torch.no_grad():
         for tensor in reloaded.state_dict().values():

@@ -76,7 +76,7 @@ def _verdict(x: Tensor, y: Tensor) -> dict[str, Any]:
     discovery = sr.discover(x, y, epochs=2)
     answer = discovery.results[0].answer
     evidences = [candidate.log_evidence for candidate in answer.candidates]
-    predictions = discovery.predict(x)
+    predictions = discovery.predict(x).mean
     is_finite = all(map(math.isfinite, evidences)) and bool(predictions.isfinite().all())
     by_name = {candidate.name: candidate.log_evidence for candidate in answer.candidates}
     return {"finite": is_finite, "recommended": answer.recommended.name, "evidences": by_name}

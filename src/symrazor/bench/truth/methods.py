@@ -49,12 +49,12 @@ def _as_answer(found: Discovery, problem: Problem) -> Answer:
         Claim(claim.name, claim.holds, claim.probability, claim.margin, claim.standard_error)
         for claim in answer.claims
     )
-    prediction = found.predict(problem.test_x)
+    prediction = found.predict(problem.test_x).mean
     if not problem.is_regression:
         return Answer(claims, _ranges(answer.invariances), prediction.clamp(min=1e-12).log())
     held_out = found.results[0].test
     assert held_out is not None
-    residuals = found.predict(held_out[0]).flatten() - held_out[1].flatten()
+    residuals = found.predict(held_out[0]).mean.flatten() - held_out[1].flatten()
     deviation = residuals.square().mean().sqrt().float()
     return Answer(claims, {}, Normal(prediction.flatten().float(), deviation))
 
