@@ -11,6 +11,7 @@ from command import Call, run_command
 from run_case import reseal
 
 import symrazor as sr
+from symrazor.accelerate.workers import WorkerError
 from symrazor.cli import app
 
 
@@ -154,3 +155,21 @@ def test_text_of_the_user_is_not_markup(call: Call, tmp_path: Path) -> None:
     process = call("report", str(tmp_path))
     assert process.returncode == 0, process.stderr
     assert "what [/b] is it?" in process.stdout and "A [red]linear[/] model." in process.stdout
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), WorkerError("one")],
+)
+def test_a_lack_of_memory_ends_with_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(app, "run", fail)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2 and message.count("\n") == 1
+    assert message.startswith("symrazor: one" if "one" in str(error) else "symrazor: Not enough")

@@ -80,23 +80,29 @@ def test_the_budget_holds_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(BUDGET_VARIABLE, "2000000")
     read(tmp_path / "data.npz", task="regression")
     read(tmp_path / "data.npz", task="regression")  # a new budget
+    reserve(10**18, "data in memory")  # outside of a reader there is no budget
     monkeypatch.setenv(BUDGET_VARIABLE, "much")
     with pytest.raises(ValueError, match=f"{BUDGET_VARIABLE} must be a number"):
-        reserve(1, "file")
+        read(tmp_path / "data.npz")
 
 
-@pytest.mark.parametrize("name", ["wide.csv", "t.npz", "c.bin"])
+@pytest.mark.parametrize("name", ["wide.csv", "t.npz", "c.bin", "long.csv", "integers.npz"])
 def test_other_formats_have_the_budget(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / name
     if name == "wide.csv":
         file.write_text("1," * 10_000 + "0\n" + "1," * 10_000 + "1\n")
+    elif name == "long.csv":  # 1 trajectory of 400 steps and 400 of 1 step, which are padded
+        rows = [f"a,{k},1,1" for k in range(400)] + [f"t{k},0,1,1" for k in range(400)]
+        file.write_text("\n".join(["trajectory,time,q,p", *rows]))
+    elif name == "integers.npz":  # become float32
+        np.savez_compressed(file, x=np.ones((1000, 100), np.int16) * 1000, y=np.arange(1000))
     elif name == "c.bin":
         file.write_bytes(bytes(3073 * 200))
     else:
         np.savez_compressed(file, states=np.zeros((50, 100, 20)), times=np.arange(100.0))
-    monkeypatch.setenv(BUDGET_VARIABLE, "500000")
+    monkeypatch.setenv(BUDGET_VARIABLE, "2000000" if name == "long.csv" else "500000")
     with pytest.raises(ValueError, match=r"left for this file"):
         (read_trajectories if name == "t.npz" else read)(file)
 

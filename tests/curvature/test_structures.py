@@ -75,3 +75,16 @@ def test_unknown_and_duplicate_names_are_rejected() -> None:
         Method(structure="banded")
     with pytest.raises(ValueError, match="named 'kron' exists already"):
         register_structure("kron", Isotropic())
+
+
+@pytest.mark.parametrize("structure", ["full", "block", "kernel"])
+def test_matrices_beyond_the_free_memory_are_refused(
+    structure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symrazor.curvature.structures.CHECKED_BYTES", 1000)
+    monkeypatch.setattr("symrazor.curvature.structures.free_bytes", lambda: 2000)
+    model = nn.Linear(20, 2)
+    x, y = torch.randn(100, 20), torch.arange(100) % 2
+    with pytest.raises(ValueError, match=rf"structure='{structure}' needs a matrix of 4\d x 4\d"):
+        estimate_curvature(model, "categorical", [(x, y)], Method(structure))
+    estimate_curvature(model, "categorical", [(x, y)], Method("kron"))

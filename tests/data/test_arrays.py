@@ -112,7 +112,7 @@ def test_constant_columns_become_zero(value: float) -> None:
 def test_moments_are_exact_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = BASE.repeat(1, 2).reshape(N, 3, 2) * SCALES[:, None]
     expected = [column.flatten().tolist() for column in x.transpose(0, 1)]
-    monkeypatch.setattr("symrazor.data.arrays.CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr("symrazor.data.batches.CHUNK_ELEMENTS", 20)
     mean, spread = moments(x)
     for k, column in enumerate(expected):
         assert float(mean[k]) == pytest.approx(statistics.mean(column), rel=1e-12)

@@ -17,7 +17,10 @@ from discover_data import some_data
 
 import symrazor as sr
 from symrazor.cli import app as cli
+from symrazor.core.files import BUDGET_VARIABLE
+from symrazor.data import dataset
 from symrazor.discovery import digits
+from symrazor.discovery.api import fitting_memory
 from symrazor.discovery.families import registered_kinds
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.runs import run as fit_run
@@ -186,6 +189,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     told.clear()
     sr.discover(data, **options, seed=1, out=tmp_path, tell=told.append)  # from its start
     assert not any("resuming" in text for text in told)
+
+
+def test_data_beyond_the_memory_budget_are_reduced_at_random(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(400, 10, generator=torch.Generator().manual_seed(0))
+    data = dataset(x, (x[:, 0] > 0).long())
+    monkeypatch.setenv(BUDGET_VARIABLE, str(400 * 10 * 12))
+    assert fitting_memory(data, 0) is data
+    monkeypatch.setenv(BUDGET_VARIABLE, str(400 * 10 * 12 - 1))
+    with pytest.warns(UserWarning, match="using 200 of 400 samples, chosen at random"):
+        half = fitting_memory(data, 0)
+    rows = {tuple(row) for row in x.tolist()}
+    assert len(half.x) == 200 and {tuple(row) for row in half.x.tolist()} <= rows
+    monkeypatch.setenv(BUDGET_VARIABLE, "1")
+    with pytest.warns(UserWarning, match="using 25 of 400"):
+        fitting_memory(data, 0)
 
 
 @pytest.mark.slow

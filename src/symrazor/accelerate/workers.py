@@ -44,7 +44,7 @@ def cpu_workers() -> int:
     return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
 
-class WorkerError(RuntimeError):
+class WorkerError(ChildProcessError):
     """A worker process ended unexpectedly."""
 
 

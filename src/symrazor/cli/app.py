@@ -26,7 +26,9 @@ USER_MISTAKES = (
     *(ValueError, OptionError, OSError, FloatingPointError, ModuleNotFoundError),
     *(CurvatureError, MemoryError),
 )
-"""Errors that end the command with one line; and torch.OutOfMemoryError, if torch is imported."""
+"""Errors that end the command with one line; and those of torch for a lack of memory."""
+ALLOCATION_ERRORS = ("can't allocate memory", "not enough memory")
+"""Texts of the RuntimeError that torch raises on the CPU in place of a MemoryError."""
 
 COMMANDS = {
     "discover": "Find the structure of a data set, and train a network that has it.",
@@ -139,18 +141,25 @@ def main() -> None:
     except Exception as error:
         if not _is_user_mistake(error):
             raise
-        text = f"[red]symrazor:[/red] {escape(printable(_message(error)) or 'not enough memory')}"
+        text = f"[red]symrazor:[/red] {escape(printable(_message(error)))}"
         Console(stderr=True).print(text, soft_wrap=True, highlight=False)
         sys.exit(USER_ERROR)
 
 
 def _is_user_mistake(error: Exception) -> bool:
+    return isinstance(error, USER_MISTAKES) or _is_out_of_memory(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
     torch = sys.modules.get("torch")
-    out_of_memory = () if torch is None else (torch.OutOfMemoryError,)
-    return isinstance(error, (*USER_MISTAKES, *out_of_memory))
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return type(error) is RuntimeError and any(text in str(error) for text in ALLOCATION_ERRORS)
 
 
-def _message(error: BaseException) -> str:
+def _message(error: Exception) -> str:
+    if isinstance(error, MemoryError) or _is_out_of_memory(error):
+        return f"Not enough memory. {str(error)[:200]} Use fewer data, or end other programs."
     if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
         return str(error)
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -187,17 +187,20 @@ def budget() -> int:
 
 
 def reserve(n_bytes: int, path: object) -> None:
-    """Subtract memory from the budget of the current file; ValueError if too little is left."""
+    """Subtract memory from the budget of the current file; ValueError if too little is left.
+
+    This has no effect outside of a reader: data in memory have no budget.
+    """
     left = _left.get()
-    left = budget() if left is None else left
+    if left is None:
+        return
     if n_bytes > left:
         raise ValueError(
             f"{path} needs {n_bytes / 2**30:,.2f} GiB of memory, more than the "
             f"{left / 2**30:,.2f} GiB that are left for this file (a quarter of the free memory). "
             f"Use a part of the data, or set {BUDGET_VARIABLE}."
         )
-    if _left.get() is not None:
-        _left.set(left - n_bytes)
+    _left.set(left - n_bytes)
 
 
 def is_system_error(error: Exception) -> bool:

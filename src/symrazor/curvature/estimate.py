@@ -417,6 +417,7 @@ def collect_curvature(
         raise ValueError("structure='auto' needs a prior: use a Razor, or name a structure.")
     if task.structure.passes > 1 and task.bases is None:
         task = replace(task, bases=_first_pass(task, loader, n_data, temperature, expected))
+    task.structure.check_size(task.theta)
     keep_freed_memory()
     scheduler = choose_scheduler(task, keep_graph)
     total = Total(_expected_locally(task, keep_graph, expected))

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from symrazor.curvature.accumulate import Key, Statistics
-from symrazor.curvature.structures import Cotangents, Gradients, Structure, add_gradients
+from symrazor.curvature.structures import (
+    Cotangents,
+    Gradients,
+    Structure,
+    add_gradients,
+    check_dense_size,
+)
 from symrazor.curvature.tape import Use, join
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.jacobian_rows import (
@@ -75,8 +81,10 @@ class KernelStructure(Structure):
         method = task.method
         if method.block is None and method.outputs == "joint":
             kernel = Kernel(shapes, rows, scale, layouts=layouts)
-            if sum(shape.numel() for shape in shapes.values()) > rows.size:
+            n_weights = sum(shape.numel() for shape in shapes.values())
+            if n_weights > rows.size:
                 return [kernel]
+            check_dense_size(n_weights, "kernel", kernel.device)
             return [Dense(shapes, kernel.gauss_newton(), task.resolution)]
         blocks = []
         for samples in blocks_of_samples(rows.batches, method.block or rows.n):

@@ -23,7 +23,7 @@ To add a structure, subclass `Structure` or `GradientStructure` and call `regist
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
+from symrazor.core.files import free_bytes
 from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
 from symrazor.curvature.tape import Tape, Use, widened
 from symrazor.curvature.weight_sharing import Layer
@@ -49,12 +50,29 @@ COLUMNS_PER_JOB = 3
 MAX_COLLECTED_ENTRIES = 2**18
 """Cotangents with at most this many entries are collected before they are multiplied."""
 
+CHECKED_BYTES = 1 << 30
+"""The free memory is compared with dense matrices from this size on."""
+
 Cotangents = Iterable[tuple[list[Use], list[Tensor]]]
 """Calls of one layer and their cotangents, for every column of the root and every layer."""
 Bases = dict[str, Block]
 """Blocks of the first of two passes, by tensor."""
 Gradients = dict[str, list[Tensor]]
 """Per-sample gradients [n, p] of each tensor, one entry per column of the root."""
+
+
+def check_dense_size(columns: int, structure: str, device: torch.device) -> None:
+    """Raise ValueError before a float64 matrix is formed that exceeds the free memory.
+
+    For a GPU, torch raises an error that names the memory.
+    """
+    needed = 8 * columns**2
+    if device.type == "cpu" and needed > CHECKED_BYTES and needed > free_bytes():
+        raise ValueError(
+            f"structure={structure!r} needs a matrix of {columns:,} x {columns:,} numbers "
+            f"({needed / 2**30:,.1f} GiB), but only {free_bytes() / 2**30:,.1f} GiB of memory are "
+            "free. Use structure='kron', or freeze weights."
+        )
 
 
 class Structure(ABC):
@@ -93,6 +111,9 @@ class Structure(ABC):
             expected: number of samples that will be read, if known.
         """
         return 1.0
+
+    def check_size(self, theta: Mapping[str, Tensor]) -> None:  # noqa: B027 (most need none)
+        """Raise ValueError if the blocks of these tensors do not fit the free memory."""
 
     @abstractmethod
     def collect(
@@ -188,6 +209,11 @@ class DiagonalStructure(GradientStructure):
 class BlockStructure(GradientStructure):
     """One dense block per tensor."""
 
+    def check_size(self, theta: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if a block does not fit the free memory."""
+        for value in theta.values():
+            check_dense_size(value.numel(), "block", value.device)
+
     def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the gradients, by tensor."""
         return {(name, "H"): Factor.of_rows(j.unsqueeze(1)) for name, j in gradients.items()}
@@ -195,6 +221,11 @@ class BlockStructure(GradientStructure):
 
 class FullStructure(GradientStructure):
     """One dense block for all tensors."""
+
+    def check_size(self, theta: Mapping[str, Tensor]) -> None:
+        """Raise ValueError if the block does not fit the free memory."""
+        size = sum(value.numel() for value in theta.values())
+        check_dense_size(size, "full", next(iter(theta.values())).device)
 
     def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the concatenated gradients."""

@@ -4,7 +4,7 @@ A warning names columns whose variation is lost to the rounding of their number 
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from symrazor.data.batches import Tensors
+from symrazor.core.files import reserve
+from symrazor.data.batches import Tensors, chunks
 from symrazor.data.datasets import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -24,8 +25,6 @@ MIN_LEVELS = 32
 32 gaps, rounding contributes 1 % of the spread."""
 NAMED_COLUMNS = 5
 """Columns that a warning names."""
-CHUNK_ELEMENTS = 1 << 22
-"""Numbers that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,9 @@ class FileContents:
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:
     """Return labels as a tensor with the class names; text becomes classes in sorted order."""
     if values.dtype.kind == "S":
+        reserve(4 * values.nbytes, source)
         values = np.char.decode(values, "utf-8")
+    reserve(2 * (values.nbytes if values.dtype.kind == "U" else 8 * values.size), source)
     if values.dtype.kind == "U":
         names, index = np.unique(values, return_inverse=True)
         return torch.from_numpy(index.reshape(values.shape).astype(np.int64)), tuple(names.tolist())
@@ -95,12 +96,9 @@ def as_inputs(values: Array, source: str | Path) -> Tensor:
         raise ValueError(f"x in {source} must be numbers, got type {values.dtype}.")
     is_exact = np.can_cast(values.dtype, np.float32)
     dtype = values.dtype if values.dtype == np.uint8 else np.float32 if is_exact else np.float64
+    if values.dtype != dtype or not values.flags.c_contiguous:
+        reserve(values.size * np.dtype(dtype).itemsize, source)
     return torch.from_numpy(np.require(values, dtype, ["C", "W"]))
-
-
-def chunks(x: Tensor) -> Iterator[Tensor]:
-    """Yield x in consecutive parts, so that a float64 copy of each part is small."""
-    yield from x.split(max(1, CHUNK_ELEMENTS // max(1, x[:1].numel())))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,8 @@ Tensors = tuple[Tensor, Tensor]
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """Inputs of a model: model(x), model(*x) or model(**x)."""
 Loader = Iterable[tuple[Input, Tensor]]
+CHUNK_ELEMENTS = 1 << 22
+"""Numbers that are checked or converted to float64 at a time."""
 
 
 def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
@@ -102,6 +104,11 @@ class TensorLoader:
         return f"TensorLoader({self.n_data:,} samples, batch_size={self.batch_size})"
 
 
+def chunks(x: Tensor) -> Iterator[Tensor]:
+    """Yield x in consecutive parts, so that a float64 copy of each part is small."""
+    yield from x.split(max(1, CHUNK_ELEMENTS // max(1, x[:1].numel())))
+
+
 def check_batch(x: Tensor, y: Tensor, where: str) -> None:
     """Raise ValueError, naming the first bad sample, unless a batch is dense, paired and finite.
 
@@ -116,8 +123,8 @@ def check_batch(x: Tensor, y: Tensor, where: str) -> None:
             )
         if not (values.is_floating_point() or values.is_complex()):
             continue
-        not_finite = ~torch.isfinite(values)
-        if bool(not_finite.any()):
+        if not all(bool(torch.isfinite(part).all()) for part in chunks(values)):
+            not_finite = ~torch.isfinite(values)
             first = int(torch.nonzero(not_finite.reshape(len(values), -1).any(dim=1))[0, 0])
             n_nan = int(torch.isnan(values).sum())
             n_infinite = int(not_finite.sum()) - n_nan

@@ -33,6 +33,8 @@ from symrazor.data.datasets import MAX_INFERRED_CLASSES
 
 BYTES_PER_FIELD = 280
 """Memory that a field of a CSV file takes while it is read: measured with short fields."""
+PADDED_COPIES = 3
+"""Copies of padded trajectories, in float64, that are in memory while they are checked."""
 _BLOCK_BYTES = 1 << 20
 MAX_FIELD_CHARACTERS = 4096
 MAX_EXACT_INTEGER = 2**53
@@ -226,6 +228,8 @@ def read_trajectories(columns: Columns, path: Path) -> tuple[Tensor, Tensor]:
     rows_of = _rows_by_id(ids, row_times)
     _check_trajectory_rows(values, row_times, rows_of, path)
     n_steps = max(len(rows) for rows in rows_of.values())
+    padded = 8 * len(rows_of) * n_steps * (values.shape[1] + 1)
+    reserve(PADDED_COPIES * padded, path)
     x = torch.full((len(rows_of), n_steps, values.shape[1]), torch.nan, dtype=torch.float64)
     times = torch.zeros(len(rows_of), n_steps, dtype=torch.float64)
     for number, rows in enumerate(rows_of.values()):

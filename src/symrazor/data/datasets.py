@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import TASKS, Kind, Task
-from symrazor.data.batches import Tensors, check_batch, check_lengths
+from symrazor.core.files import reserve
+from symrazor.data.batches import Tensors, check_batch, check_lengths, chunks
 
 MIN_SAMPLES = 20
 """Fewer samples carry no information about structure."""
@@ -180,7 +181,7 @@ def dataset(
     if len(y) < MIN_SAMPLES:
         samples = "1 sample" if len(y) == 1 else f"{len(y)} samples"
         raise ValueError(f"{source} has {samples}; at least {MIN_SAMPLES} are needed.")
-    if bool((inputs == inputs[:1]).all()):
+    if all(bool((part == inputs[:1]).all()) for part in chunks(inputs)):
         raise ValueError(f"All inputs in {source} are equal. Check x.")
     task = recognise_task(y) if task is None else _check(task, TASKS, "task")
     test_inputs = None if test is None else _test_inputs(test[0], inputs, kind, source)
@@ -240,15 +241,19 @@ def as_kind(x: Tensor, kind: str, source: str) -> Tensor:
     """
     if x.is_complex():
         raise ValueError(f"x in {source} is complex. Pass real and imaginary parts as features.")
-    values = x.float() if x.dtype in _EXACT_AS_FLOAT32 else x.double()
+    dtype = torch.float32 if x.dtype in _EXACT_AS_FLOAT32 else torch.float64
+    if x.dtype != dtype:
+        reserve(x.numel() * dtype.itemsize, source)
+    values = x.to(dtype)
     if x.dtype == torch.uint8 and kind in ("image", "volume", "series"):
-        values = values / 255
+        values.div_(255)
     if kind == "vector" and values.ndim != 2:
         values = values.reshape(len(values), -1)
     if kind in ("image", "volume", "series") and values.ndim == _n_dimensions(kind) - 1:
         values = values.unsqueeze(1)
     channels_last = values.ndim == 4 and values.shape[3] in _COLOUR_CHANNELS
     if kind == "image" and channels_last and values.shape[1] > max(_COLOUR_CHANNELS):
+        reserve(values.numel() * dtype.itemsize, source)
         values = values.permute(0, 3, 1, 2).contiguous()
     if values.ndim != _n_dimensions(kind) or 0 in values.shape[1:]:
         raise ValueError(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import Task
-from symrazor.core.files import reader
+from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
@@ -35,6 +35,8 @@ from symrazor.data.folders import (
     read_saved_dataset,
 )
 
+NAME_BYTES = 128
+"""Memory of a short text in Python."""
 TABLE_SUFFIXES = (".csv", ".tsv")
 _STATE_KEYS, _TIME_KEYS = ("states", "trajectories"), ("times", "time")
 _ALTERNATIVE_KEYS = {
@@ -206,18 +208,20 @@ def _read_npz(path: Path) -> FileContents:
     elif "y" in arrays:
         y, names = as_labels(arrays["y"], path)
     if "names" in arrays:
+        reserve(NAME_BYTES * arrays["names"].size + arrays["names"].nbytes, path)
         names = tuple(str(name) for name in arrays["names"].reshape(-1))
     kind = None
     if "kind" in arrays:
-        kind = next((k for k in SHAPES if k == str(arrays["kind"])), None)
+        name = str(arrays["kind"]) if arrays["kind"].size == 1 else "an array"
+        kind = next((k for k in SHAPES if k == name), None)
         if kind is None:
             raise ValueError(
-                f"{path} has the unknown kind {str(arrays['kind'])!r}. Choose one of: "
-                f"{', '.join(SHAPES)}."
+                f"{path} has the unknown kind {name[:80]!r}. Choose one of: {', '.join(SHAPES)}."
             )
     times = None
     if "t" in arrays:
         as_inputs(arrays["t"], path)  # raises an error if the times are not numbers
+        reserve(8 * arrays["t"].size, path)
         times = torch.from_numpy(arrays["t"].astype(np.float64))
     return FileContents(x, y, names, kind, times, test)
 

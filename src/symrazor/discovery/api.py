@@ -5,6 +5,7 @@ training data for the remaining time.
 """
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import Task
+from symrazor.core.files import BUDGET_VARIABLE, budget
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
-from symrazor.data.datasets import as_kind
+from symrazor.data.datasets import MIN_SAMPLES, as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final
@@ -42,6 +44,8 @@ from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import Fit
 from symrazor.training.loop import clock
 
+STANDARDISED_BYTES = 8
+"""Memory of a standardised number and of its copy in a selection of samples."""
 MAX_HELD_OUT = 5000
 """Largest number of samples that are held out for the report."""
 RANDOM_ORDERS = 8
@@ -98,6 +102,7 @@ def discover(
 
 def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
     """Compare the candidates on one data set, and learn invariances of images."""
+    data = fitting_memory(data, options.seed)
     data, test = split_held_out(data, options.held_out, options.seed)
     family = candidates_for(data, options.groups)
     acts_by_matrices = any(group.permutations is None for group in family.groups.values())
@@ -122,6 +127,27 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         invariances = learn_invariances(question, answer.recommended.name, remaining, tell)
         answer = replace(answer, invariances=invariances)
     return QuestionResult(data, answer, preparation, test)
+
+
+def fitting_memory(data: Dataset, seed: int) -> Dataset:
+    """Return the data, or a half, a quarter, ... of them at random, to fit the memory budget.
+
+    Large files are mapped into memory; discovery copies the samples that it uses. Halves make the
+    number of samples the same for a resumed run, although the free memory varies.
+    """
+    x, y = data.labelled
+    sample_bytes = x[:1].numel() * (x.element_size() + STANDARDISED_BYTES)
+    count, allowed = len(y), budget()
+    while count // 2 >= MIN_SAMPLES and count * sample_bytes > allowed:
+        count //= 2
+    if count == len(y):
+        return data
+    warnings.warn(
+        f"{data.source}: using {count:,} of {len(y):,} samples, chosen at random. More do not fit "
+        f"into {allowed / 2**30:,.2f} GiB of memory. Set {BUDGET_VARIABLE} to use more.",
+        stacklevel=2,
+    )
+    return data.part(subsample(len(y), count, seed))
 
 
 def split_held_out(data: Dataset, share: float, seed: int) -> tuple[Dataset, Tensors | None]:

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.core.files import reader
+from symrazor.core.files import reader, reserve
 from symrazor.data.binary_files import read_archive
-from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, read_columns
+from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, PADDED_COPIES, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories
 from symrazor.data.datasets import extrapolate_times
 from symrazor.dynamics.mechanics import solve
@@ -343,4 +343,5 @@ def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
     for name, array in (("states", states), ("times", times)):
         if array.dtype.kind not in "fiu":
             raise ValueError(f"{path.name}: {name!r} must hold numbers, got {array.dtype}.")
+        reserve(PADDED_COPIES * 8 * array.size, path)
     return torch.from_numpy(states.astype(np.float64)), torch.from_numpy(times.astype(np.float64))

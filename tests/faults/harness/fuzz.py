@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.outcome import Outcome
+from harness.outcome import Outcome, memory_disk
 
 READ_BYTES = 32 << 20
 """The budget of a file, `SYMRAZOR_READ_BYTES`."""
@@ -196,7 +196,7 @@ def attack(name: str, first: int, count: int) -> Outcome:
 
     signal.signal(signal.SIGPROF, hang)
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory(dir=_memory_disk()) as place:
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as place:
         fuzzer = Fuzzer(name, Path(place))
         for number in range(first, first + count):
             fuzzer.feed(number)
@@ -224,7 +224,3 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
         return result
     text = f"{module} {arguments}: exit {done.returncode}: {done.stderr[-2000:]}"
     return {"tried": 0, "failures": {"crash": 1}, "shown": [text]}
-
-
-def _memory_disk() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,13 +1,15 @@
 """Kill the command before each file operation and at random times, run it again, compare files.
 
-Each attempt runs in a forked child, because importing torch takes longer than a small training. The
-child counts its file operations by an audit hook and sends itself SIGKILL before the k-th one.
+Each attempt runs in a forked child of a process that has run the command once: importing torch and
+filling its caches takes longer than a small training. The child counts its file operations by an
+audit hook and sends itself SIGKILL before the k-th one.
 """
 
 import fcntl
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -17,7 +19,7 @@ import tomllib
 import traceback
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from typing import Any
 import numpy as np
 from safetensors.torch import load
 
-from harness.outcome import Outcome
+from harness.outcome import Outcome, memory_disk
 from harness.samples import RUN_FILE, TABLES
 from symrazor.cli import app
 from symrazor.core.files import is_temporary
@@ -188,6 +190,17 @@ def _run_command(command: Sequence[str]) -> int:
     return 0
 
 
+def warm_up(case: Case) -> None:
+    """Run a case in this process, whose forked children then start with all that it imported."""
+    place = tempfile.TemporaryDirectory(dir=memory_disk())
+    with place as folder, chdir(folder), open(os.devnull, "w") as null:
+        case.inputs(Path(folder))
+        with redirect_stdout(null), redirect_stderr(null):
+            for command in (*case.before, case.command, case.check):
+                if _run_command(command):
+                    raise RuntimeError(f"{case.name}: {shlex.join(command)} fails")
+
+
 def wait(pid: int, seconds: float = MAX_SECONDS) -> int:
     """Return the exit code of a child, or minus the signal that ended it; -99 if it hangs."""
     deadline, found, status = time.monotonic() + seconds, 0, 0
@@ -274,6 +287,7 @@ class Attack:
         self.outcome = Outcome()
         self.fresh = place / "fresh"
         self.fresh.mkdir(parents=True)
+        warm_up(case)
         case.inputs(self.fresh)
         for command in case.before:
             self._require(wait(run_forked(self.fresh, command)) == 0)
@@ -364,7 +378,7 @@ class Attack:
 def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> Outcome:
     """Kill a case before every file operation (or each `every`-th) and at random times."""
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory(dir=memory_disk()) as place:
         attempts = Attack(CASES[name], Path(place))
         for number in range(1, attempts.n_operations + 1, every):
             attempts.attempt(kill_at=number)

@@ -1,5 +1,6 @@
 """What an attack tried, and what went wrong."""
 
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,3 +21,8 @@ class Outcome:
         self.failures[kind] += 1
         if self.failures[kind] <= SHOWN:
             self.shown.append(f"{kind}: {text}")
+
+
+def memory_disk() -> str | None:
+    """Return a folder in memory, where files are written quickly; None for the usual one."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
