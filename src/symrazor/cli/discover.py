@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,17 +15,24 @@ from symrazor.cli.terminal import (
     load,
     parsed_by,
 )
-from symrazor.core.choices import KINDS, TASKS, Kind, Task
+from symrazor.core.choices import KIND_OPTIONS, TASKS, KindOption, Task
 
 _DataFile = Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")]
 _Minutes = Annotated[
     float | None, parsed_by(float), tyro.conf.arg(metavar="MINUTES", help_behavior_hint="")
 ]
 _OptionalKind = Annotated[
-    Kind | None, parsed_by(str, KINDS), tyro.conf.arg(metavar="KIND", help_behavior_hint="")
+    KindOption | None,
+    parsed_by(str, KIND_OPTIONS),
+    tyro.conf.arg(metavar="KIND", help_behavior_hint=""),
 ]
 _OptionalTask = Annotated[
     Task | None, parsed_by(str, TASKS), tyro.conf.arg(metavar="TASK", help_behavior_hint="")
+]
+_OptionalHeader = Annotated[
+    Literal["yes", "no"] | None,
+    parsed_by(str, ("yes", "no")),
+    tyro.conf.arg(metavar="YES|NO", help_behavior_hint=""),
 ]
 _Groups = Annotated[
     tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
@@ -45,8 +52,10 @@ class Arguments:
         report: also write the report to this file.
         json_file: also write all numbers to this file.
         groups: symmetries to relax, such as p4, p4m, O, permutation, cyclic, or .json files.
-        kind: kind of the inputs: image, volume, series, set, vector or trajectory.
+        kind: kind of the inputs: image, volume, series, set, vector or trajectory; series-last for
+            series [n, time, channels].
         task: classification or regression; recognised by the labels if not given.
+        header: whether the first row of a CSV file names the columns, if that is not clear.
         seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
         epochs: epochs of each start of each network; replaces --minutes.
@@ -67,6 +76,7 @@ class Arguments:
     groups: _Groups = None
     kind: _OptionalKind = None
     task: _OptionalTask = None
+    header: _OptionalHeader = None
     seed: int = 0
     device: str = "auto"
     epochs: OptionalInt = None

@@ -4,6 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from rich.markup import escape
@@ -11,9 +12,11 @@ from rich.markup import escape
 from symrazor.cli.answer import print_question
 from symrazor.cli.discover import Arguments
 from symrazor.cli.live import Display
-from symrazor.cli.terminal import console, print_verdict
+from symrazor.cli.terminal import ask, console, print_verdict
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import check_writable_file, write_atomically
 from symrazor.core.text import printable
+from symrazor.data import Dataset, read
 from symrazor.discovery.answer import Answer
 from symrazor.discovery.api import discover as run_discovery
 from symrazor.discovery.digits import discover_digits
@@ -51,6 +54,8 @@ def owner_of(arguments: Arguments, options: Options) -> Owner:
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
     chosen |= {"groups": groups_as_json(options.groups)}
     chosen |= {"kind": arguments.kind, "task": arguments.task}
+    if arguments.header is not None:
+        chosen["header"] = arguments.header
     chosen["data"] = None if arguments.data is None else str(arguments.data.absolute())
     return Owner("discover", chosen)
 
@@ -58,6 +63,7 @@ def owner_of(arguments: Arguments, options: Options) -> Owner:
 def discover(arguments: Arguments) -> None:
     """Run the command."""
     options = options_of(arguments)
+    arguments, data = _read(arguments)
     owner = owner_of(arguments, options)
     out = choose_folder(arguments.out, owner, arguments.overwrite)
     options = options.change(out=out)
@@ -72,13 +78,10 @@ def discover(arguments: Arguments) -> None:
     display = Display(terminal)
     with _one_line_warnings(), owned_folder(out, owner, arguments.overwrite), display:
         try:
-            if arguments.data is None:
+            if data is None:
                 discovery = discover_digits(options, display.tell, show_answer)
             else:
-                kind, task = arguments.kind, arguments.task
-                discovery = run_discovery(
-                    arguments.data, kind=kind, task=task, options=options, tell=display.tell
-                )
+                discovery = run_discovery(data, options=options, tell=display.tell)
                 for result in discovery.results:
                     show_answer(result.answer)
             if discovery.dynamics is not None:
@@ -95,6 +98,21 @@ def discover(arguments: Arguments) -> None:
     files = ", ".join(sorted(p.name for p in out.iterdir() if not p.name.startswith(".")))
     text = escape(printable(f"\nRun folder: {out} ({files})"))
     terminal.print(text, soft_wrap=True, highlight=False)
+
+
+def _read(arguments: Arguments) -> tuple[Arguments, Dataset | None]:
+    """Return the data, and the arguments with the answers to questions about ambiguous data."""
+    if arguments.data is None:
+        return arguments, None
+    while True:
+        header = None if arguments.header is None else arguments.header == "yes"
+        try:
+            with _one_line_warnings():
+                data = read(arguments.data, arguments.kind, arguments.task, header=header)
+            return arguments, data
+        except AmbiguousDataError as error:
+            option, value = ask(error)
+            arguments = replace(arguments, **{option: value})
 
 
 @contextmanager

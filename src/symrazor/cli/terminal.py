@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from symrazor.core import startup
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import write_atomically
 from symrazor.core.text import printable
 
@@ -59,6 +60,26 @@ def console(quiet: bool = False, width: int | None = None) -> Console:
     """Return a console on standard output."""
     piped = None if sys.stdout.isatty() else PIPED_WIDTH
     return Console(quiet=quiet, width=width or piped)
+
+
+def ask(error: AmbiguousDataError) -> tuple[str, str]:
+    """Return the chosen option and its value; without a terminal, raise the error."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise error
+    lines = [error.problem]
+    lines += [
+        f"  {number}  {text} (--{option} {value})"
+        for number, (option, value, text) in enumerate(error.answers, 1)
+    ]
+    print(printable("\n".join(lines)), file=sys.stderr)
+    while True:
+        print(f"Which one? 1 to {len(error.answers)}: ", end="", file=sys.stderr, flush=True)
+        reply = sys.stdin.readline()
+        if not reply:
+            raise error
+        if reply.strip().isdecimal() and 1 <= int(reply) <= len(error.answers):
+            option, value, _ = error.answers[int(reply) - 1]
+            return option, value
 
 
 def print_verdict(target: Console, headline: str, details: str = "") -> None:

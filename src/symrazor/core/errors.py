@@ -3,7 +3,7 @@
 Bad arguments raise `ValueError`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class UnsupportedParameterError(ValueError):
@@ -32,6 +32,20 @@ class DivergenceError(ValueError, FloatingPointError):
 
 class CurvatureError(RuntimeError):
     """A curvature factor is not finite or not positive semi-definite."""
+
+
+class AmbiguousDataError(ValueError):
+    """Data that can be read in several ways.
+
+    Args:
+        problem: what is ambiguous, in one sentence.
+        answers: option, its value, and what the data are then.
+    """
+
+    def __init__(self, problem: str, answers: Sequence[tuple[str, str, str]]) -> None:
+        self.problem, self.answers = problem, tuple(answers)
+        options = "; ".join(f"--{option} {value} ({text})" for option, value, text in answers)
+        super().__init__(f"{problem} Choose one: {options}.")
 
 
 class OptionError(Exception):

@@ -16,7 +16,7 @@ or at most `MAX_INFERRED_CLASSES` different integers.
 import csv
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import Kind
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import FileContents
 from symrazor.data.datasets import MAX_INFERRED_CLASSES
@@ -58,19 +59,21 @@ Columns = dict[str, tuple[str, ...]]
 
 
 @reader
-def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
+def read_csv(path: str | Path, labelled: bool = True, header: bool | None = None) -> FileContents:
     """Read a CSV file; the module docstring lists what is recognised. Numbers are float64.
 
     Args:
         path: UTF-8 file with commas, semicolons or tabs between the fields.
         labelled: False if the file may have no labels, as for `symrazor predict`.
+        header: Whether the first row names the columns; recognised if it is not given.
 
     Raises:
+        AmbiguousDataError: The first row consists of numbers that may be names.
         ValueError: Rows or groups have different lengths, a number is not readable, or the file is
             too large. The message names the row.
     """
     path = Path(path)
-    columns = read_columns(path)
+    columns = read_columns(path, header)
     id_column = next((name for name in ID_COLUMNS if name in columns), None)
     label = next((name for name in LABEL_COLUMNS if name in columns), None)
     if id_column == "trajectory":
@@ -105,7 +108,7 @@ def read_csv(path: str | Path, labelled: bool = True) -> FileContents:
 
 
 @reader
-def read_columns(path: Path) -> Columns:
+def read_columns(path: Path, header: bool | None = None) -> Columns:
     """Return the text of every column; without a header they are "column 1", "column 2", ...
 
     Raises ValueError for a file that is empty, too large or not UTF-8, or whose columns do not fit.
@@ -130,14 +133,41 @@ def read_columns(path: Path) -> Columns:
                 f"{path}, row {number}: {len(row)} fields, but the first row has {width}. "
                 "Add or remove fields."
             )
-    if any(not is_number(field) for field in rows[0][: max(1, width - 1)]):
-        header = rows.pop(0)
+    first = rows[0]
+    if header is None:
+        header = any(not is_number(field) for field in first[: max(1, width - 1)])
+        if not header and _may_be_names(rows):
+            raise AmbiguousDataError(
+                f"The first row of {path} is {', '.join(first[:4])}, ...: names or data?",
+                [
+                    ("header", "yes", "the first row names the columns"),
+                    ("header", "no", "the first row is data"),
+                ],
+            )
+    if header:
+        del rows[0]
     else:
-        header = [f"column {number}" for number in range(1, width + 1)]
-    names = [name.strip().lower() for name in header]
+        first = [f"column {number}" for number in range(1, width + 1)]
+    names = [name.strip().lower() for name in first]
     if len(set(names)) < width:
-        raise ValueError(f"{path} has two columns with the same name: {header[:8]}. Rename one.")
+        raise ValueError(f"{path} has two columns with the same name: {first[:8]}. Rename one.")
     return dict(zip(names, zip(*rows, strict=True), strict=True))
+
+
+def _may_be_names(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a first row of numbers may be a header.
+
+    It may if its fields are consecutive integers from 0 or 1, which pandas writes for unnamed
+    columns, or different integers above columns that have none.
+    """
+    first, n_inputs = rows[0], max(1, len(rows[0]) - 1)
+    if not all(_INTEGER.fullmatch(field.strip()) for field in first[:n_inputs]):
+        return False
+    integers = [int(field) for field in first[:n_inputs]]
+    if n_inputs > 2 and integers in ([*range(n_inputs)], [*range(1, n_inputs + 1)]):
+        return True
+    others = (field.strip() for row in rows[1:] for field in row[:n_inputs])
+    return len(set(integers)) == n_inputs > 1 and not any(map(_INTEGER.fullmatch, others))
 
 
 def _max_fields(path: Path) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import TASKS, Kind, Task
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reserve
 from symrazor.data.batches import Tensors, check_batch, check_lengths, chunks
 
@@ -20,6 +21,10 @@ MIN_IMAGE_SIDE = 8
 """Smallest side, in pixels, of arrays that are recognised as images or volumes by their shape."""
 MAX_SET_FEATURES = 4
 """Arrays [n, m, d] are recognised as sets of m points if d is at most this."""
+MAX_CLEAR_POINTS = 64
+"""With more points, such an array can as well hold series."""
+CHANNELS_LAST = "series-last"
+"""Kind of series [n, time, channels], as users give them."""
 SHAPES: dict[str, str] = {
     "image": "[n, channels, height, width]",
     "volume": "[n, channels, depth, height, width]",
@@ -142,8 +147,8 @@ def dataset(
     |---|---|
     | [n, d] | vector |
     | [n, h, w], bytes or square from 8 x 8 on | image with one channel |
-    | [n, m, d] with d of at most 4 and m > d | set of m points |
-    | [n, c, t] otherwise | series |
+    | [n, m, d] with d of at most 4 and m > d | set of m points; ambiguous if m is above 64 |
+    | [n, c, t] otherwise | series; ambiguous if c > t |
     | [n, t, 2k] without labels, or with times | trajectory |
     | [n, c, h, w], or [n, h, w, c] with c of 1, 3 or 4 | image |
     | [n, d, h, w] with more than 4 slices, all sizes from 8 on | volume with one channel |
@@ -155,7 +160,8 @@ def dataset(
     Args:
         x: Inputs. Bytes are divided by 255 unless they are vectors, sets or trajectories.
         y: Classes or targets, one for each sample.
-        kind: Kind of the inputs, if the table does not apply.
+        kind: Kind of the inputs, if the table does not apply; "series-last" for series
+            [n, time, channels].
         task: Task, if the rule for labels does not apply.
         names: Names of the classes 0, 1, ..., or of the targets.
         times: Times of the steps of trajectories.
@@ -163,9 +169,18 @@ def dataset(
         source: Name of the data in messages.
 
     Raises:
+        AmbiguousDataError: The kind has to be named.
         ValueError: There are too few samples or classes, a value is not finite, or the data do not
             fit the kind or task.
     """
+    if kind == CHANNELS_LAST:
+        if x.ndim != 3:
+            raise ValueError(
+                f"x in {source} must have shape [n, time, channels] for kind {kind!r}, got "
+                f"{list(x.shape)}."
+            )
+        x, kind = x.transpose(1, 2), "series"
+        test = None if test is None else (test[0].transpose(1, 2), test[1])
     kind = (
         recognise_kind(x, y, times, source) if kind is None else _check(kind, tuple(SHAPES), "kind")
     )
@@ -221,6 +236,7 @@ def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: st
         case 2 if y is None and shape[1] % 2 == 0 and shape[0] > shape[1]:
             kind = "trajectory"
         case 2:
+            _check_clear(shape, source)
             kind = "set" if shape[1] <= MAX_SET_FEATURES and shape[0] > shape[1] else "series"
         case 3:
             has_slices = shape[0] > max(_COLOUR_CHANNELS) and shape[-1] not in _COLOUR_CHANNELS
@@ -232,6 +248,24 @@ def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: st
                 f"x in {source} must have 2 to 5 dimensions, got shape {list(x.shape)}. Reshape it."
             )
     return kind
+
+
+def _check_clear(shape: Sequence[int], source: str) -> None:
+    """Raise AmbiguousDataError for samples that may be a set, or series with channels last."""
+    rows, columns = shape
+    may_be_set = columns <= MAX_SET_FEATURES
+    if rows <= columns or (may_be_set and rows <= MAX_CLEAR_POINTS):
+        return
+    answers = [
+        ("kind", "series", f"{rows} channels of {columns} time steps"),
+        ("kind", CHANNELS_LAST, f"{columns} channels of {rows} time steps"),
+    ]
+    if may_be_set:
+        answers[0] = ("kind", "set", f"{rows} points with {columns} features")
+    raise AmbiguousDataError(
+        f"x in {source} has samples of shape {rows} x {columns}, which can be read in two ways.",
+        answers,
+    )
 
 
 def as_kind(x: Tensor, kind: str, source: str) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.choices import Task
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
@@ -52,6 +53,7 @@ def read(
     kind: str | None = None,
     task: Task | None = None,
     labelled: bool = True,
+    header: bool | None = None,
 ) -> Dataset:
     """Read data in any format of the table in this module.
 
@@ -60,8 +62,10 @@ def read(
         kind: Kind of the inputs, if it is not the recognised one.
         task: Task, if it is not the recognised one.
         labelled: False to ignore labels and to accept data without them.
+        header: Whether the first row of a CSV file names the columns, if that is not clear.
 
     Raises:
+        AmbiguousDataError: `kind` or `header` has to be given.
         FileNotFoundError: The path does not exist.
         ValueError: The file is damaged, too large, or of an unknown format.
         ModuleNotFoundError: The format needs a package that is not installed.
@@ -69,7 +73,7 @@ def read(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"No such file or folder: {path}")
-    contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, labelled)
+    contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, labelled, header)
     chosen_kind = contents.kind if kind is None else kind
     if contents.y is None and chosen_kind is None and contents.times is None and labelled:
         shape = contents.x.shape
@@ -106,6 +110,9 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     data: Dataset | None = None
     try:
         data = read(path, kind, labelled=False)
+    except AmbiguousDataError as error:
+        action = "Give the columns names that are no numbers, or remove the row."
+        raise ValueError(f"{error.problem} {action}") from None
     except ValueError:
         if not is_table:
             raise
@@ -114,6 +121,8 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
         data = dataset(contents.x, kind=kind, source=str(path))
         data = replace(data, ids=contents.ids, id_name=contents.id_name)
     assert data is not None
+    if kind == "series" and list(data.x.shape[1:]) != list(shape) == list(data.x.shape[:0:-1]):
+        data = replace(data, x=data.x.transpose(1, 2))  # channels came last in the training data
     if list(data.x.shape[1:]) != list(shape):
         raise ValueError(
             f"The network takes {plural(kind)} of shape {list(shape)}, but {path} has shape "
@@ -122,12 +131,12 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     return data
 
 
-def _read_file(path: Path, labelled: bool) -> FileContents:
+def _read_file(path: Path, labelled: bool, header: bool | None = None) -> FileContents:
     readers: dict[str, Callable[[Path], FileContents]] = {
         ".npz": _read_npz,
         ".npy": _read_npy,
         ".bin": _read_cifar,
-        **dict.fromkeys(TABLE_SUFFIXES, lambda p: read_csv(p, labelled)),
+        **dict.fromkeys(TABLE_SUFFIXES, lambda p: read_csv(p, labelled, header)),
     }
     if path.suffix.lower() in readers:
         return readers[path.suffix.lower()](path)

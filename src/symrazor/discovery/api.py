@@ -62,6 +62,7 @@ def discover(
     test: tuple[Any, Any] | None = None,
     kind: str | None = None,
     task: Task | None = None,
+    header: bool | None = None,
     options: Options | None = None,
     tell: Tell = lambda text: None,
     **changes: Any,
@@ -80,18 +81,21 @@ def discover(
         test: held-out inputs and labels; by default a fifth of the data, at most 5,000 samples.
         kind: kind of the inputs: "image", "volume", "series", "set", "vector", "trajectory", or a
             registered kind (`symrazor.discovery.register_kind`). By default it is recognised.
+            "series-last" for series [n, time, channels].
         task: "classification" or "regression". By default it is recognised.
+        header: whether the first row of a CSV file names the columns, if that is not clear.
         options: all options. Single options can be passed by name, as in
             `discover(x, y, minutes=5, seed=1)`.
         tell: called with progress messages.
         **changes: single options, see `Options`.
 
     Raises:
+        AmbiguousDataError: data that can be read in several ways; the message names the option.
         ValueError: data or options that cannot be used.
         KeyboardInterrupt: stopped; with `out`, the same call resumes the run.
     """
     options = (options or Options()).change(**changes)
-    data = as_dataset(x, y, test, kind, task)
+    data = as_dataset(x, y, test, kind, task, header)
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
         if options.groups is not None:
@@ -169,10 +173,17 @@ def split_held_out(data: Dataset, share: float, seed: int) -> tuple[Dataset, Ten
     return data.part(is_training), (x[held_out], y[held_out])
 
 
-def as_dataset(x: Any, y: Any, test: Any, kind: str | None, task: Task | None) -> Dataset:
+def as_dataset(
+    x: Any,
+    y: Any,
+    test: Any,
+    kind: str | None,
+    task: Task | None,
+    header: bool | None = None,
+) -> Dataset:
     """Return the inputs of `discover` as a `Dataset`."""
     if isinstance(x, (str, Path)):
-        return read(x, kind, task)
+        return read(x, kind, task, header=header)
     if isinstance(x, Dataset):
         if y is not None or test is not None or task not in (None, x.task):
             raise ValueError(
