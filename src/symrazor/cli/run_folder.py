@@ -38,6 +38,7 @@ def export(
     form: Annotated[Format, tyro.conf.arg(name="format")] = "torch",
     out: OptionalFile = None,
     question: OptionalName = None,
+    uncertainty: Flag = False,
     trust_code: Flag = False,
     json_file: JsonFile = None,
     quiet: Flag = False,
@@ -49,11 +50,15 @@ def export(
         form: torch (.pt2), safetensors or onnx.
         out: file to write; by default RUN/network, or RUN/plain if that name is taken by the run.
         question: name of the question, if the run has several.
+        uncertainty: add the standard deviation of the predictions as a second output; the first
+            is then probabilities in place of logits.
         trust_code: run the code that RUN/config.toml names, if the network needs it.
         json_file: write name and size of the file to this file.
         quiet: print nothing.
     """
-    load("run_folder_work").export(run, form, out, question, trust_code, json_file, quiet)
+    load("run_folder_work").export(
+        run, form, out, question, uncertainty, trust_code, json_file, quiet
+    )
 
 
 def predict(

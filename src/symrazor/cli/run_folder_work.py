@@ -45,6 +45,7 @@ def export(
     form: Format,
     out: Path | None,
     question: str | None,
+    uncertainty: bool,
     trust_code: bool,
     json_file: Path | None,
     quiet: bool,
@@ -54,7 +55,7 @@ def export(
     target = inside(folder, f"network{SUFFIXES[form]}") if out is None else out
     if out is None and is_fit_run(run) and is_run_file(run, target):
         target = inside(folder, f"plain{SUFFIXES[form]}")
-    file = export_network(run, form, target, question, trust_code)
+    file = export_network(run, form, target, question, trust_code, uncertainty)
     size = file.stat().st_size
     write_json(json_file, {"file": str(file), "format": form, "bytes": size})
     console(quiet).print(escape(f"{file} ({size:,} bytes)"), highlight=False)

@@ -40,6 +40,7 @@ from symrazor.core.files import (
     reading,
     write_atomically,
 )
+from symrazor.inference.last_layer import LastLayer
 from symrazor.layers.path import is_symrazor_module
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import page_html
@@ -50,12 +51,14 @@ from symrazor.runs.records import (
     load_run,
     verify,
 )
+from symrazor.runs.uncertainty import UNCERTAINTY, read_posterior
 from symrazor.runs.writing import (
     DOCUMENT,
     MANIFEST,
     PAGE,
     PLAIN,
     PROGRAM,
+    about,
     inside,
     writing,
 )
@@ -65,7 +68,7 @@ from symrazor.symmetry.architecture import (
     read_network,
 )
 from symrazor.symmetry.collapse import collapse
-from symrazor.symmetry.export import save_network
+from symrazor.symmetry.export import WithUncertainty, save_network
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.vocabulary import DTYPES
 
@@ -212,7 +215,12 @@ def _random_input(shape: tuple[int, ...]) -> Tensor:
 
 
 def export_network(
-    run: Path, form: Format, out: Path, question: str | None = None, trust_code: bool = False
+    run: Path,
+    form: Format,
+    out: Path,
+    question: str | None = None,
+    trust_code: bool = False,
+    uncertainty: bool = False,
 ) -> Path:
     """Write the network of a run in a format.
 
@@ -222,14 +230,19 @@ def export_network(
         out: the file to write.
         question: name of the question, if the run has several.
         trust_code: see `load_network`.
+        uncertainty: add the standard deviation of the predictions as a second output; the first is
+            then probabilities in place of logits.
 
     Raises:
-        ValueError: a file that the run is read from, or as in `load_network`.
+        ValueError: a file that the run is read from, no uncertainty in the run, or as in
+            `load_network`.
     """
     if is_run_file(run, out) and not (form == "safetensors" and not is_fit_run(run)):
         other = out.with_name("plain" + out.suffix)
         raise ValueError(f"{out} is part of the run and would be overwritten. Use --out {other}.")
     network = load_network(run, question, trust_code)
+    if form == "safetensors" and uncertainty:
+        raise ValueError(f"{UNCERTAINTY} in the run folder has the weights. Use torch or onnx.")
     if form == "safetensors" and not is_fit_run(run):  # the file exists, with its metadata
         file = network_folder(run, question) / WEIGHTS
         if out.resolve() != file.resolve():
@@ -246,5 +259,24 @@ def export_network(
     example = example if weight is None else example.to(weight)
     if not is_fit_run(run):
         example = example.to(input_dtype(document))
+    name = question_of(document, question)["name"] if document["questions"] else None
+    described = about(document, name)
+    if uncertainty:
+        posterior = load_posterior(run, network, question)
+        if posterior is None:
+            raise ValueError(f"{run} has no {UNCERTAINTY}. Export without --uncertainty.")
+        network = WithUncertainty(network, posterior).eval()
+        first = "probabilities" if described["classes"] else "mean"
+        described["outputs"] = [first, "std"]
     with writing(run, out):
-        return save_network(network, out, example, form)
+        return save_network(network, out, example, form, about=described)
+
+
+def load_posterior(run: Path, network: nn.Module, question: str | None = None) -> LastLayer | None:
+    """Return the posterior of the network of a run folder, or None if it has none."""
+    folder = run / PLAIN if is_fit_run(run) else network_folder(run, question)
+    name = (folder / UNCERTAINTY).relative_to(run).as_posix()
+    if name not in (verify(run).files or ()):
+        return None
+    verify(run, name)
+    return read_posterior(folder / UNCERTAINTY, network)

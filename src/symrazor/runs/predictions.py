@@ -27,17 +27,15 @@ from symrazor.core.likelihood import as_likelihood
 from symrazor.core.text import printable, table_cell
 from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
-from symrazor.inference.last_layer import LastLayer, features_of
+from symrazor.inference.last_layer import features_of
 from symrazor.runs.folder import (
     input_dtype,
     load_network,
-    network_folder,
+    load_posterior,
     question_of,
     read_document,
 )
-from symrazor.runs.records import is_fit_run, read_run, verify
-from symrazor.runs.uncertainty import UNCERTAINTY, read_posterior
-from symrazor.runs.writing import PLAIN
+from symrazor.runs.records import is_fit_run, read_run
 
 BATCH_SIZE = 500
 
@@ -126,16 +124,6 @@ def predict_tensor(
     prediction = posterior.predict(f, phi)
     std = None if prediction.variance is None else prediction.std
     return Predictions(prediction.mean, classes, targets, std, prediction.epistemic)
-
-
-def load_posterior(run: Path, network: nn.Module, question: str | None = None) -> LastLayer | None:
-    """Return the posterior of the network of a run folder, or None if it has none."""
-    folder = run / PLAIN if is_fit_run(run) else network_folder(run, question)
-    name = (folder / UNCERTAINTY).relative_to(run).as_posix()
-    if name not in (verify(run).files or ()):
-        return None
-    verify(run, name)
-    return read_posterior(folder / UNCERTAINTY, network)
 
 
 def _batched(

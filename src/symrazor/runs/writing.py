@@ -336,7 +336,8 @@ def write_discovery(
     for subfolder, (network, example) in networks.items():
         place = inside(folder, subfolder)
         place.mkdir(exist_ok=True)
-        undescribed = _write_network(network, place, example) or undescribed
+        name = subfolder or None
+        undescribed = _write_network(network, place, example, about(document, name)) or undescribed
         posterior = posteriors.get(subfolder)
         remove(place / UNCERTAINTY)
         if posterior is not None:
@@ -361,10 +362,25 @@ def owner_of_folder(folder: Path, default: Owner) -> Owner:
     return default if manifest is None else manifest.owner
 
 
-def _write_network(network: nn.Module, folder: Path, example: Tensor) -> str:
+def about(document: Mapping[str, Any], question: str | None) -> dict[str, Any]:
+    """Return what a file says about the network of a question of a document."""
+    data, questions = document["data"], document["questions"]
+    entry = next((q for q in questions if question in (None, q["name"])), {})
+    classes, targets = entry.get("classes") or [], entry.get("targets") or []
+    shape = ", ".join(map(str, data["shape"]))
+    dtype, kind = data.get("dtype", "float32"), document["kind"]
+    scaled = kind in ("image", "volume", "series") and dtype != "float64"
+    inputs = f"{kind}, {dtype} [n, {shape}]{', bytes divided by 255' if scaled else ''}"
+    outputs = ["logits"] if classes else ["targets"] if questions else ["states"]
+    return {"inputs": inputs, "classes": classes, "targets": targets, "outputs": outputs}
+
+
+def _write_network(
+    network: nn.Module, folder: Path, example: Tensor, described: Mapping[str, Any]
+) -> str:
     """Write all files of a network; return a text if it has no description."""
-    save_network(network, folder, example, "torch")
-    save_network(network, folder, example, "safetensors")
+    save_network(network, folder, example, "torch", about=described)
+    save_network(network, folder, example, "safetensors", about=described)
     try:
         write_architecture(network, folder, example)
     except UndescribedError as error:

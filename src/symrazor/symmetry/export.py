@@ -25,6 +25,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from symrazor.core.choices import Format
 from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
+from symrazor.inference.last_layer import LastLayer, recorded_inputs
 from symrazor.layers.path import is_symrazor_module
 from symrazor.symmetry.vocabulary import CALLS, FUNCTIONS, METHODS, MODULES
 
@@ -57,6 +59,7 @@ def save_network(
     example_input: Input,
     format: Format | None = None,
     tolerance: float = 1e-5,
+    about: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a plain network to a file.
 
@@ -67,6 +70,8 @@ def save_network(
         format: "torch", "safetensors" or "onnx"; by default given by the suffix of the file.
         tolerance: maximal difference between the outputs of the file and of the network, relative
             to the largest output.
+        about: what the file says about the network, ready for JSON: added to the metadata
+            "network". "outputs", a list of names, also names the outputs of ONNX files.
 
     Returns:
         The path of the file.
@@ -79,7 +84,13 @@ def save_network(
         ModuleNotFoundError: if a package that the format needs is not installed.
     """
     chosen_format, file = _target(Path(path), format)
-    ours = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
+    ours = sorted(
+        {
+            type(m).__name__
+            for m in plain.modules()
+            if is_symrazor_module(m) and not isinstance(m, WithUncertainty)
+        }
+    )
     if ours:
         inner = (
             "fit.collapse(), which returns the network inside"
@@ -99,16 +110,15 @@ def save_network(
         chosen_format
     ]
     with torch.no_grad():
-        expected = call(plain, example_input)
+        expected = _call(plain, example_input)
     folder = temporary_path(file.parent, file.name)
     try:
         folder.mkdir()
         temporary = folder / file.name
-        reloaded = write(plain, temporary, example_input)
+        reloaded = write(plain, temporary, example_input, about or {})
         with torch.no_grad():
-            outputs = reloaded(example_input).to(expected)
-        scale = float(expected.abs().max()) or 1.0
-        error = float((outputs - expected).abs().max()) / scale
+            outputs = reloaded(example_input)
+        error = max(map(_relative_error, outputs, expected))
         if not error <= tolerance:
             raise ValueError(
                 f"The outputs of the {chosen_format} file differ from those of the network by "
@@ -139,21 +149,33 @@ def _target(path: Path, format: str | None) -> tuple[str, Path]:
     return chosen, file
 
 
-Run = Callable[[Input], Tensor]
+About = Mapping[str, Any]
+Run = Callable[[Input], tuple[Tensor, ...]]
 
 
-def _describe(plain: nn.Module, x: Input) -> str:
-    """Return shapes, versions and the collapse report as JSON."""
+def _call(model: Callable[..., Any], x: Input) -> tuple[Tensor, ...]:
+    """Return the outputs of a network, or of one with uncertainty."""
+    outputs = model(x) if isinstance(x, Tensor) else call(model, x)
+    return outputs if isinstance(outputs, tuple) else (call(lambda _: outputs, torch.ones(1)),)
+
+
+def _relative_error(outputs: Tensor, expected: Tensor) -> float:
+    scale = float(expected.abs().max()) or 1.0
+    return float((outputs.to(expected) - expected).abs().max()) / scale
+
+
+def _describe(plain: nn.Module, x: Input, about: About) -> str:
+    """Return shapes, versions, the collapse report and what the caller says, as JSON."""
     with torch.no_grad():
-        output = call(plain, x)
-    about = {
+        outputs = _call(plain, x)
+    known = {
         "symrazor": __version__,
         "torch": str(torch.__version__),
         "input": map_tensors(x, lambda part: ["n", *part.shape[1:]]),
-        "output": ["n", *output.shape[1:]],
+        "output": ["n", *outputs[0].shape[1:]],
         "collapse": getattr(plain, "collapse_report", None),
     }
-    return json.dumps(about)
+    return json.dumps({**known, **about})
 
 
 def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -168,17 +190,17 @@ def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     return tuple(two), {}, tuple(free)
 
 
-def _write_program(plain: nn.Module, file: Path, x: Input) -> Run:
+def _write_program(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
     args, kwargs, dynamic_shapes = _arguments(x)
     program = torch.export.export(plain, args, kwargs, dynamic_shapes=dynamic_shapes)
-    torch.export.save(program, file, extra_files={"network.json": _describe(plain, x)})
+    torch.export.save(program, file, extra_files={"network.json": _describe(plain, x, about)})
     # safe although it can unpickle: the file was written above, in a private temporary folder
     reloaded = torch.export.load(file).module()
-    return lambda x: call(reloaded, x)
+    return lambda x: _call(reloaded, x)
 
 
-def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
-    save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x)})
+def _write_weights(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
+    save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x, about)})
     content = with_sorted_metadata(file.read_bytes())
     file.unlink()  # safetensors makes files that nobody else can read; the umask decides here
     file.write_bytes(content)
@@ -187,10 +209,10 @@ def _write_weights(plain: nn.Module, file: Path, x: Input) -> Run:
         for tensor in reloaded.state_dict().values():
             tensor.zero_()
     load_model(reloaded, str(file))
-    return lambda x: call(reloaded, x)
+    return lambda x: _call(reloaded, x)
 
 
-def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
+def _write_onnx(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
     needed = ("onnx", "onnxscript", "onnxruntime")
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
@@ -211,12 +233,25 @@ def _write_onnx(plain: nn.Module, file: Path, x: Input) -> Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                plain, args, kwargs=kwargs, dynamic_shapes=dynamic, dynamo=True, verbose=False
+                plain,
+                args,
+                kwargs=kwargs,
+                dynamic_shapes=dynamic,
+                input_names=["input"] if isinstance(x, Tensor) else None,
+                output_names=about.get("outputs", ["output"]),
+                dynamo=True,
+                verbose=False,
             )
     finally:
         log.setLevel(level)
     assert program is not None
-    program.model.metadata_props["network"] = _describe(plain, x)
+    program.model.metadata_props["network"] = _describe(plain, x, about)
+    for name in ("classes", "targets", "inputs"):
+        if about.get(name):
+            value = about[name]
+            program.model.metadata_props[name] = (
+                value if isinstance(value, str) else json.dumps(value)
+            )
     program.save(str(file))
     dtypes = sorted({str(tensor.dtype) for tensor in plain.state_dict().values()})
     return _onnx_session(file, dtypes)
@@ -234,15 +269,46 @@ def _onnx_session(file: Path, dtypes: list[str]) -> Run:
         ) from error
     names = [value.name for value in session.get_inputs()]
 
-    def run(x: Input) -> Tensor:
+    def run(x: Input) -> tuple[Tensor, ...]:
         if isinstance(x, Mapping):
             values = [x[name] for name in names]
         else:
             values = [x] if isinstance(x, Tensor) else list(x)
         feed = {k: v.detach().cpu().numpy() for k, v in zip(names, values, strict=True)}
-        return torch.from_numpy(session.run(None, feed)[0])
+        return tuple(map(torch.from_numpy, session.run(None, feed)))
 
     return run
+
+
+class WithUncertainty(nn.Module):
+    """A plain network with a second output: the standard deviation of the first.
+
+    It returns (probabilities, epistemic standard deviation) or (means, standard deviation with
+    noise), each [n, k], in float64.
+
+    Args:
+        network: the plain network.
+        posterior: the posterior of its last layer.
+    """
+
+    def __init__(self, network: nn.Module, posterior: LastLayer) -> None:
+        super().__init__()
+        self.network, self.posterior = network, posterior
+        for name in ("features", "weights", "outputs", "scale", "noise", "factor"):
+            self.register_buffer(name, getattr(posterior, name))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return prediction and standard deviation."""
+        head = self.posterior.head
+        with recorded_inputs(self.network, head) as inputs:
+            f = self.network(x)
+        phi = torch.cat([inputs[name] for name in head], 1)
+        prediction = replace(self.posterior, **dict(self.named_buffers(recurse=False))).predict(
+            f, phi
+        )
+        std = prediction.std
+        assert std is not None
+        return prediction.mean, std
 
 
 class UndescribedError(ValueError):
