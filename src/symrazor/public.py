@@ -18,6 +18,7 @@ from symrazor.inference.evidence import Evidence
 from symrazor.inference.exact import exact_evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import RazorConfig
+from symrazor.invariance.learned_augmentation import learn_augmentation
 from symrazor.symmetry.collapse import collapse
 from symrazor.symmetry.equivariance import equivariance_error
 from symrazor.symmetry.exact import make_equivariant
@@ -64,6 +65,7 @@ __all__ = [
     "interval",
     "invariance",
     "layers",
+    "learn_augmentation",
     "make_equivariant",
     "positive",
     "prequential",

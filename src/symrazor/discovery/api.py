@@ -130,6 +130,11 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         remaining = options.change(minutes=minutes)
         invariances = learn_invariances(question, answer.recommended.name, remaining, tell)
         answer = replace(answer, invariances=invariances)
+        delivered = None if isinstance(invariances, str) else invariances.delivered
+        if delivered is not None:
+            final = Candidate(answer.recommended.name, delivered, answer.recommended.members)
+            score(question, final, MAX_HELD_OUT, options.seed)
+            answer = replace(answer, final=final)
     return QuestionResult(data, answer, preparation, test)
 
 

@@ -1,124 +1,148 @@
-"""Learn to which transformations of an image the chosen network should be invariant.
+"""Learn which transformations of an image leave its label unchanged, and use them for training.
 
-The network is trained again, averaged over rotated, shifted, scaled and mirrored copies of its
-input; the evidence learns the widths of these transformations. The same network is trained without
-copies, on the same data for as many epochs, and the two evidences are compared.
+1. **Ranges.** How far are the images of a class, and all images, spread over each transformation?
+   (`symrazor.invariance.spread`; on all training images.)
+2. **Confirmation.** The chosen network is trained twice from the same new weights on most of the
+   training images, with and without random transformations of these ranges. The log likelihood of
+   the other training images says whether the labels allow them.
+3. **Delivery.** If the transformations help, the network that was trained with them continues on
+   all training images, and is delivered.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical
-from symrazor.data import Dataset
+from symrazor.data import Dataset, Tensors
 from symrazor.discovery.budget import (
-    EVIDENCE_SUBSET,
+    MIN_FINAL_EVIDENCE_STEPS,
     PLANNED_SHARE,
-    FinalPlan,
-    batch_size,
+    Cost,
     measure_costs,
-    most_samples,
-    stored_plan,
+    n_workers,
+    timed_config,
 )
-from symrazor.discovery.question import (
-    MIN_LOG_ODDS,
-    Options,
-    Question,
-    Structure,
-    Tell,
-    select,
-    subsample,
+from symrazor.discovery.claims import Margin
+from symrazor.discovery.members import log_scores
+from symrazor.discovery.question import Options, Question, Tell, select
+from symrazor.invariance.learned_augmentation import (
+    LearnedAugmentation,
+    RandomAugmentation,
+    changed_predictions,
+    learn_augmentation,
 )
-from symrazor.invariance.averaged_network import Augment, Augmented, Average
-from symrazor.invariance.transformation import Flips, affine
-from symrazor.symmetry.verdict import invariance_sentence
+from symrazor.invariance.spread import MIN_CERTAIN, STEPS
+from symrazor.symmetry.verdict import Invariance
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
 
-TIME_SHARE = 0.35
+TIME_SHARE = 0.45
 """Share of the available time for learning invariances."""
-COPIES = 4
-"""Copies of each image, before mirroring doubles them; few, to be fast."""
 MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
-INITIAL_WIDTHS = {
-    "rotation": 0.3,
-    "x-translation": 0.1,
-    "y-translation": 0.1,
-    "x-scale": 0.1,
-    "y-scale": 0.1,
-}
-"""Generator -> initial width: radians, half-widths of the image, log factors."""
-MIN_SAMPLES, MAX_SAMPLES = 300, 2000
-"""Fewer samples say little about widths; beyond the maximum, more epochs are worth more."""
-MIN_EPOCHS, MAX_EPOCHS = 20, 60
-EVIDENCE_STEPS = 20
-MIN_EVIDENCE_STEPS = 10
-"""With fewer evidence steps the widths are still close to their initial values."""
-TRIAL_SAMPLES = 128
+SPREAD_SHARE = 0.6
+"""Share of this time for the ranges."""
+MIN_STEPS, TRIAL_STEPS = 1500, 32
+"""Training steps below which ranges are not reported, and steps of a trial that is timed."""
+CHECK_SHARE, MAX_CHECK = 0.2, 2000
+"""Share of the training images that confirm the transformations, and their largest number."""
+MIN_EPOCHS, MAX_EPOCHS = 8, 200
+TRAININGS = 3
+"""With transformations, without, and the one that is delivered."""
+MAX_LOSS = 1.0
+"""Standard errors by which the transformations may make predictions worse."""
+SHOWN_COPIES = 8
 
 
 @dataclass(frozen=True)
 class LearnedInvariances:
-    """Learned widths of transformations, and the evidence for them.
+    """Ranges of transformations, and what they change for left-out images.
 
     Args:
         network: name of the structure.
-        averaged: the network averaged over copies, trained.
-        without: the same network without copies, on the same data for as many epochs.
+        learned: the ranges.
+        gain: nats by which left-out training images are predicted better with the transformations;
+            None if nothing was found or there was no time to train.
+        delivered: the network that was trained with them; None if they do not help.
+        change: share of images whose predicted class they change for the delivered network.
     """
 
     network: str
-    averaged: Fit
-    without: Fit
-
-    @property
-    def gain(self) -> float:
-        """Nats of evidence in favour of the copies."""
-        with_copies, without = self.averaged.evidence, self.without.evidence
-        return float(with_copies.log_evidence) - float(without.log_evidence)
-
-    @property
-    def converged(self) -> bool:
-        """Whether there were enough evidence steps to learn the widths."""
-        steps = sum("log_evidence" in record for record in self.averaged.history)
-        return steps >= MIN_EVIDENCE_STEPS
+    learned: LearnedAugmentation
+    gain: Margin | None = None
+    delivered: Fit | None = None
+    change: float | None = None
 
     @property
     def supported(self) -> bool:
-        """Whether the evidence prefers the copies by more than odds of 20 to 1."""
-        return self.converged and self.gain >= MIN_LOG_ODDS
+        """Whether transformations were found and left-out images do not contradict them."""
+        if not self.learned.found or self.gain is None:
+            return False
+        return self.gain.mean >= -MAX_LOSS * self.gain.standard_error
+
+    @property
+    def invariances(self) -> dict[str, Invariance]:
+        """The supported ranges, by name."""
+        if not self.supported:
+            return {}
+        return {s.flow.name: Invariance(s.range, s.flow.unit) for s in self.learned.found}
 
     @property
     def verdict(self) -> str:
-        """The invariances in words, with the evidence for them."""
-        if not self.converged:
-            needed = f"{MIN_EVIDENCE_STEPS} evidence steps"
-            remedy = f"`--epochs {MIN_EVIDENCE_STEPS}` or more"
-            return f"Invariances: not tested (needs at least {needed}; run with {remedy})."
-        samples = f"{self.averaged.razor.n_data:,} samples"
-        evidence = f"{self.gain:+,.0f} nats against the same network without averaging, {samples}"
+        """The invariances in words, with what they are worth."""
+        text = self.learned.verdict
+        if not self.learned.found:
+            return text
+        if self.gain is None:
+            return f"Not confirmed, for lack of time to train with them: {text}"
         if not self.supported:
-            return f"No evidence for invariance to the tested transformations ({evidence})."
-        sentence = invariance_sentence(self.averaged.reading.invariances).removesuffix(".")
-        # Widths grow from small values, and the training ends before large ones are reached.
-        sentence = sentence.replace(" up to ", " up to at least ")
-        return f"{sentence} ({evidence})."
+            return (
+                "No invariance is confirmed. The images of a class seem to be spread over "
+                f"transformations, but training with them predicts left-out images worse "
+                f"({self.gain} nats)."
+            )
+        text += (
+            " Training with these transformations changes the log likelihood of left-out images by "
+            f"{self.gain} nats."
+        )
+        if self.delivered is None:
+            return f"{text} The delivered network was trained without them."
+        text += " The delivered network was trained with them"
+        if self.change is None:
+            return f"{text}."
+        return (
+            f"{text}; they change the predicted class of {100 * self.change:.0f} % of the images."
+        )
+
+    def augmentation(self) -> RandomAugmentation:
+        """Return the supported transformations as a module, for standardised images."""
+        found = self.learned.found if self.supported else []
+        return RandomAugmentation(found, self.learned.deviation)
+
+    def examples(self, images: Tensor) -> Tensor:
+        """Return random copies of every image, [n, copies, ...]."""
+        generator, augment = torch.Generator().manual_seed(0), self.augmentation()
+        copies = [augment.transform(images, generator) for _ in range(SHOWN_COPIES)]
+        return torch.stack(copies, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
         return {
+            **self.learned.to_dict(),
             "network": self.network,
             "verdict": self.verdict,
-            "gain": self.gain,
+            "gain": None if self.gain is None else self.gain.mean,
+            "standard_error": None if self.gain is None else self.gain.standard_error,
             "supported": self.supported,
-            "n": self.averaged.razor.n_data,
-            "reading": self.averaged.reading.to_dict(),
+            "delivered": self.delivered is not None,
+            "change": self.change,
         }
 
 
@@ -129,88 +153,115 @@ def wants_invariances(data: Dataset, options: Options) -> bool:
     return options.epochs is None if options.invariances is None else options.invariances
 
 
-def averaged_structure(
-    structure: Structure, seed: int = 0, average: Average = "joint"
-) -> Structure:
-    """Return a structure averaged over transformed copies of its input."""
-
-    def make() -> nn.Module:
-        transformations = affine(tuple(INITIAL_WIDTHS), INITIAL_WIDTHS)
-        augment = Augment([transformations, Flips((-1,), 0.1)], COPIES, seed)
-        return Augmented(structure.make(), augment, average=average)
-
-    return Structure(f"{structure.name}, averaged", make, f"{structure.label} over copies")
-
-
 def learn_invariances(
     question: Question, network: str, options: Options, tell: Tell
 ) -> LearnedInvariances | str:
-    """Train the chosen network again, with and without copies, within `options.minutes`.
+    """Measure ranges, and train the chosen network with them, within `options.minutes`.
 
-    Returns the learned invariances, or a sentence that says how much time is missing.
+    Returns the learned invariances, or a sentence that says what is missing.
     """
     n = len(question.train[1])
-    config = FitConfig(lr=1e-2, batch_size=batch_size(n), seed=options.seed, progress=False)
-    config = replace(config.change(estimator="mc"), device=options.resolved_device())
+    if n < 2 * MIN_CERTAIN:
+        return f"Invariances: not tested (needs at least {2 * MIN_CERTAIN} training images)."
+    started, seconds = clock.now(), 60 * options.minutes
+    is_timed, workers = options.epochs is None, min(2, n_workers(options))
+    measure = partial(learn_augmentation, None, question.train, options.seed)
+    steps = STEPS
+    if is_timed:
+        once, per_step = _cost_of_ranges(measure, workers)
+        steps = int(min(STEPS, (SPREAD_SHARE * seconds - once) / per_step))
+        if steps < MIN_STEPS:
+            needed = (once + MIN_STEPS * per_step) / SPREAD_SHARE / 60
+            return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
+    learned = measure(steps=steps, workers=workers)
+    tell(f"  ranges of transformations: {learned.n:,} images in {clock.now() - started:.0f} s")
+    result = LearnedInvariances(network, learned)
+    if not learned.found:
+        return result
+    left = seconds - (clock.now() - started)
+    return _confirmed(result, question, options, left if is_timed else math.inf, tell)
+
+
+def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float, float]:
+    """Return the seconds without training steps, and those of one step of both folds."""
+    seconds = []
+    for steps in (2, TRIAL_STEPS):
+        started = clock.now()
+        measure(steps=steps)
+        seconds.append(clock.now() - started)
+    per_step = (seconds[1] - seconds[0]) / (TRIAL_STEPS - 2)
+    return seconds[0], max(per_step, 1e-6) / workers
+
+
+def _confirmed(
+    result: LearnedInvariances, question: Question, options: Options, seconds: float, tell: Tell
+) -> LearnedInvariances:
+    """Add the gain of the transformations, and the network that was trained with them."""
+    started, n = clock.now(), len(question.train[1])
+    config = FitConfig(lr=1e-2, seed=options.seed, progress=False).change(estimator="mc")
+    config = replace(config, device=options.resolved_device())
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
+    count = min(MAX_CHECK, int(CHECK_SHARE * n))
+    train, check = select(question.train, order[count:]), select(question.train, order[:count])
+    epochs = options.epochs
+    if epochs is None:
+        structure = question.family.structure(result.network)
+        (cost,) = measure_costs([structure], train, question.likelihood, config).values()
+        left = seconds - (clock.now() - started)
+        epochs = _epochs(cost, n, left)
+        if epochs < MIN_EPOCHS:
+            return result
+    config = timed_config(config, epochs, len(train[1]), MIN_FINAL_EVIDENCE_STEPS)
+    augment = RandomAugmentation(result.learned.found, result.learned.deviation).transform
     folder = options.unfinished_folder(question.name)
-    make = partial(_make_plan, question, network, options, config)
-    plan = stored_plan(folder and folder / "widths.json", make)
-    if isinstance(plan, str):
-        return plan
-    config = replace(
-        config,
-        epochs=plan.epochs,
-        every=max(1, plan.epochs // EVIDENCE_STEPS),
-        batch_size=batch_size(plan.samples),
-        subset=min(plan.samples, EVIDENCE_SUBSET),
-    )
-    train = select(question.train, subsample(n, plan.samples, options.seed))
-    started, fits = clock.now(), []
-    for place, structure in zip(
-        ("widths", "no-widths"), _structures(question, plan.name, options.seed), strict=True
-    ):
-        with torch.random.fork_rng([]):
-            torch.manual_seed(options.seed)
-            model, likelihood = structure.make(), question.likelihood()
-            resumed = replace(config, resume=folder and folder / place)
-            fits.append(fit(model, train, likelihood, test=question.test, config=resumed))
-    seconds = clock.now() - started
-    size = f"{plan.samples:,} samples, {plan.epochs} epochs"
-    tell(f"  invariances to transformations: {size} in {seconds:.0f} s")
-    return LearnedInvariances(plan.name, *fits)
+    run = partial(_train, question, result.network)
+    plain = run(train, replace(config, resume=folder and folder / "plain"))
+    config = replace(config, augment=augment)
+    augmented = run(train, replace(config, resume=folder and folder / "augmented"))
+    gains = log_scores(augmented, check)[0] - log_scores(plain, check)[0]
+    gain = Margin(float(gains.sum()), max(1.0, float(gains.std()) * math.sqrt(len(gains))))
+    tell(f"  left-out images with these transformations: {gain} nats")
+    result = replace(result, gain=gain)
+    if gain.mean <= 0:
+        return result
+    config = timed_config(replace(config, start="given"), epochs, n, MIN_FINAL_EVIDENCE_STEPS)
+    config = replace(config, resume=folder and folder / "delivered")
+    delivered = run(question.train, config, augmented)
+    change = None
+    if isinstance(question.likelihood(), Categorical):
+        shown = check[0].to(delivered.data.x)
+        change = changed_predictions(delivered.model, shown, result.augmentation())
+    return replace(result, delivered=delivered, change=change)
 
 
-def _structures(question: Question, name: str, seed: int) -> list[Structure]:
-    """Return the network averaged over copies, and the network itself."""
-    plain = question.family.structure(name)
-    is_classifier = isinstance(question.likelihood(), Categorical)
-    return [averaged_structure(plain, seed, "joint" if is_classifier else "outputs"), plain]
+def _epochs(cost: Cost, n: int, seconds: float) -> int:
+    """Return the most epochs of each training that fit."""
+    limit = PLANNED_SHARE * seconds / TRAININGS
+    fitting = [
+        epochs
+        for epochs in range(1, MAX_EPOCHS + 1)
+        if cost.total_seconds(n, epochs, MIN_FINAL_EVIDENCE_STEPS) <= limit
+    ]
+    return max(fitting, default=0)
 
 
-def _make_plan(
-    question: Question, network: str, options: Options, config: FitConfig
-) -> FinalPlan | str:
-    """Plan the most samples for which `MIN_EPOCHS` fit, or say how much time is missing."""
-    n = min(len(question.train[1]), MAX_SAMPLES)
-    if options.epochs is not None:
-        return FinalPlan(network, options.epochs, n)
-    started = clock.now()
-    trial = (question.train[0][:TRIAL_SAMPLES], question.train[1][:TRIAL_SAMPLES])
-    structures = _structures(question, network, options.seed)
-    costs = measure_costs(structures, trial, question.likelihood, config).values()
-    spent = clock.now() - started
-    limit = PLANNED_SHARE * (60 * options.minutes - spent)
+def _train(
+    question: Question, name: str, data: Tensors, config: FitConfig, start: Fit | None = None
+) -> Fit:
+    """Train a structure from new weights, or from those of another training."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(config.seed)
+        model, likelihood = question.family.structure(name).make(), question.likelihood()
+        if start is not None:
+            model.load_state_dict(_on_cpu(start.model))
+            likelihood.load_state_dict(start.razor.likelihood.state_dict())
+            precisions = {k: float(v) for k, v in start.razor.prior.precisions.items()}
+            config = config.change(prior_precision=precisions)
+        return fit(model, data, likelihood, config=config)
 
-    def seconds(samples: int, epochs: int) -> float:
-        return sum(cost.total_seconds(samples, epochs, EVIDENCE_STEPS) for cost in costs)
 
-    samples = most_samples(n, lambda n: seconds(n, MIN_EPOCHS) <= limit, MIN_SAMPLES, 0.8)
-    shortest = seconds(samples, MIN_EPOCHS)
-    if shortest > limit:
-        needed = (shortest / PLANNED_SHARE + spent) / 60
-        return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
-    epochs = max(e for e in range(MIN_EPOCHS, MAX_EPOCHS + 1) if seconds(samples, e) <= limit)
-    return FinalPlan(network, epochs, samples)
+def _on_cpu(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
 def not_tested(minutes: float, needed: float) -> str:

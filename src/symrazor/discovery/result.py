@@ -5,7 +5,7 @@ import io
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from symrazor.runs.writing import (
 )
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import LayerReading
-from symrazor.training.fit_document import orbits_of, parts_of, versions
+from symrazor.training.fit_document import MAX_TRANSFORMED, parts_of, versions
 
 MAX_LISTED_CLASSES = 12
 BLUE, GREEN, OCHRE, RED = "#33518f", "#1b7f79", "#b8860b", "#c8553d"
@@ -372,12 +372,12 @@ def _add_invariances(
     document: dict[str, Any], parts: dict[str, Any], invariances: LearnedInvariances
 ) -> None:
     """Add the widths to the candidate they belong to, and transformed copies to the examples."""
+    entries = {name: asdict(entry) for name, entry in invariances.invariances.items()}
     for candidate in (*document["candidates"], document["final"] or {}):
         if candidate.get("name") == invariances.network:
-            reading = invariances.averaged.reading.to_dict()
-            candidate["reading"]["invariances"] = reading["invariances"]
-    orbits = orbits_of(invariances.averaged, parts["examples"]["images"])
-    parts["examples"]["transformed"] = orbits.tolist()
+            candidate["reading"]["invariances"] = entries
+    images = torch.as_tensor(parts["examples"]["images"][:MAX_TRANSFORMED])
+    parts["examples"]["transformed"] = invariances.examples(images).tolist()
 
 
 def save_evidence_figure(answers: Sequence[Answer], path: Path) -> Path:

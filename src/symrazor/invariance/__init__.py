@@ -1,5 +1,6 @@
 """Learn invariances: distributions over transformations of the input.
 
+`learn_augmentation` measures how far the images of a class are spread over transformations.
 `Augmented` averages a network over transformed copies of its input (Laplace evidence);
 `InvariantWeights` averages features (variational bound). The ranges of the transformations are
 hyperparameters. May import: `inference`, `groups`, `data` and the packages below them.
@@ -13,7 +14,13 @@ from symrazor.invariance.features import (
     RandomFourier,
     Rectified,
 )
+from symrazor.invariance.flows import Flow, image_flows, prepared_images
 from symrazor.invariance.invariant_weights import InvariantHead, InvariantWeights, Sampling
+from symrazor.invariance.learned_augmentation import (
+    LearnedAugmentation,
+    RandomAugmentation,
+    learn_augmentation,
+)
 from symrazor.invariance.lie_distributions import (
     AffineLie,
     LieDistribution,
@@ -33,6 +40,7 @@ from symrazor.invariance.signals import (
     TimeScale,
     TimeShift,
 )
+from symrazor.invariance.spread import Spread, Spreads, measure_spread, two_sample_test
 from symrazor.invariance.transformation import (
     Choice,
     Flips,
@@ -55,9 +63,11 @@ __all__ = [
     "Contrast",
     "Features",
     "Flips",
+    "Flow",
     "InvariantHead",
     "InvariantWeights",
     "Jitter",
+    "LearnedAugmentation",
     "Lie",
     "LieDistribution",
     "Mixture",
@@ -65,10 +75,13 @@ __all__ = [
     "Nodes",
     "Noise",
     "QuarterTurns",
+    "RandomAugmentation",
     "RandomFourier",
     "Rectified",
     "Sampling",
     "Saturation",
+    "Spread",
+    "Spreads",
     "TimeScale",
     "TimeShift",
     "Transformation",
@@ -77,5 +90,10 @@ __all__ = [
     "draw",
     "find_reach_",
     "fixed",
+    "image_flows",
+    "learn_augmentation",
     "lie",
+    "measure_spread",
+    "prepared_images",
+    "two_sample_test",
 ]

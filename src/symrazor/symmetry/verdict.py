@@ -24,6 +24,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from symrazor.core.text import join_names
 from symrazor.invariance.averaged_network import MIN_WIDTH, Augmented
 from symrazor.layers.relaxed import Relaxed
 
@@ -146,11 +147,6 @@ def supported_groups(layer: str, supports: Sequence[Support]) -> str:
     if contained:
         text += f" (which contains {join_names(contained)})"
     return f"{text} but not to {join_names(unsupported)}." if unsupported else f"{text}."
-
-
-def join_names(names: Sequence[str], conjunction: str = "and") -> str:
-    """Join names as in "a, b and c"."""
-    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def capitalize(text: str) -> str:

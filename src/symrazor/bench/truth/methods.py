@@ -10,7 +10,6 @@ from typing import Any, Literal
 from symrazor.bench.truth.baselines import (
     augerino,
     best_on_test_set,
-    common_names,
     cross_validation,
     maximum_likelihood,
     residual_pathway_prior,
@@ -63,11 +62,11 @@ def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
     if not isinstance(learned, LearnedInvariances):
         return {}
     ranges = {}
-    for name, entry in learned.averaged.reading.invariances.items():
-        is_estimate = learned.supported and entry.open
+    for name, spread in learned.learned.spreads.of_class.items():
+        is_estimate = learned.supported and spread.is_open
         status = "estimated" if is_estimate else "no evidence"
-        ranges[name] = Range(entry.width, entry.width, entry.width, status)  # type: ignore[arg-type]
-    return common_names(ranges)
+        ranges[name] = Range(spread.range, *spread.interval, status)  # type: ignore[arg-type]
+    return {**ranges, "flip": ranges["left-right flip"]}
 
 
 MethodName = Literal[

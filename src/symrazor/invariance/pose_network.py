@@ -1,0 +1,75 @@
+"""Predict by which amount an input was moved."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from symrazor.invariance.flows import Flow
+
+HIDDEN, CHANNELS, HARMONICS = 64, 16, 8
+"""Features before the output, channels of the first convolution, and frequencies on a circle."""
+DROPOUT = 0.3
+
+
+class PoseNetwork(nn.Module):
+    """Predicts the amount of every flow, with the label of the input and without.
+
+    Args:
+        example: what the network sees of one input, [1, ...].
+        flows: the flows.
+        classes: number of classes.
+    """
+
+    circle: Tensor
+
+    def __init__(self, example: Tensor, flows: Sequence[Flow], classes: int) -> None:
+        super().__init__()
+        self.trunk = trunk_for(example)
+        features = self.trunk(example).shape[1]
+        self.linear = nn.Linear(features, HIDDEN)
+        self.label = nn.Embedding(classes + 1, 2 * HIDDEN)  # the last row: label unknown
+        nn.init.normal_(self.label.weight, 0, 0.3)
+        self.dropout = nn.Dropout(DROPOUT)
+        sizes = [2 * HARMONICS if flow.kind == "circle" else flow.bins for flow in flows]
+        self.heads = nn.ModuleList(nn.Linear(HIDDEN, size) for size in sizes)
+        self.unknown, self.kinds = classes, [flow.kind for flow in flows]
+        bins = max([flow.bins for flow in flows if flow.kind == "circle"], default=1)
+        angle = 2 * math.pi * (torch.arange(bins) + 0.5) / bins
+        orders = torch.arange(1, HARMONICS + 1).unsqueeze(1)
+        self.register_buffer("circle", torch.cat([(orders * angle).cos(), (orders * angle).sin()]))
+
+    def forward(
+        self, x: Tensor, y: Tensor, flow: int
+    ) -> tuple[Float[Tensor, "n bins"], Float[Tensor, "n bins"]]:
+        """Return log probabilities of the cells of a flow, given labels and without labels."""
+        hidden = self.linear(self.dropout(self.trunk(x)))
+        unknown = torch.full_like(y, self.unknown)
+        with_label, without = (self._predict(hidden, self.label(v), flow) for v in (y, unknown))
+        return with_label, without
+
+    def _predict(self, hidden: Tensor, label: Tensor, flow: int) -> Tensor:
+        scale, shift = label.chunk(2, 1)
+        logits = self.heads[flow](self.dropout(torch.relu(hidden * (1 + scale) + shift)))
+        logits = logits @ self.circle if self.kinds[flow] == "circle" else logits
+        log_p: Tensor = logits.log_softmax(1)
+        return log_p
+
+
+def trunk_for(example: Tensor) -> nn.Module:
+    """Return features for images [n, c, h, w], series [n, c, t] or vectors [n, d]."""
+    c = example.shape[1]
+    if example.dim() == 2:
+        return nn.Sequential(nn.Linear(c, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
+    conv = nn.Conv2d if example.dim() == 4 else nn.Conv1d
+    return nn.Sequential(
+        conv(c, CHANNELS, 3, padding=1),
+        nn.ReLU(),
+        conv(CHANNELS, 2 * CHANNELS, 3, stride=2, padding=1),
+        nn.ReLU(),
+        conv(2 * CHANNELS, 2 * CHANNELS, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
