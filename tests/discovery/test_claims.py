@@ -47,19 +47,23 @@ def test_margins_by_hand() -> None:
     second = trained("relaxed", [-9.0, -11.0], [[-1.5, -1.0], [-3.0, 0.0]], -9.0)
     evidence, left_out = margins_between(dict(enumerate(first)), dict(enumerate(second)))
     # differences of the scores: -0.5, 1, 0, 1, with sums 0.5 and 1 of the two starts
-    deviation, t = torch.tensor([-0.5, 1.0, 0.0, 1.0]).std().item(), 12.71 / 1.96
-    # differences of the evidence: 1 and 3, with standard deviation sqrt(2)
+    deviation, t = torch.tensor([-0.5, 1.0, 0.0, 1.0]).std().item(), 3.18 / 1.96
+    # differences of the evidence: 1 and 3, with variance 2
     assert evidence.mean == 2.0
-    parts = (t * 1.0, deviation * math.sqrt(N_DATA), 2.0 * SHARED_ERROR, TRAINING_ERRORS[0])
+    shared = math.hypot(TRAINING_ERRORS[0], 2.0 * SHARED_ERROR)
+    scatter = math.sqrt((2 * shared**2 + 2.0) / 3 / 2)
+    parts = (t * scatter, deviation * math.sqrt(N_DATA), shared)
     assert evidence.standard_error == pytest.approx(math.hypot(*parts))
     assert left_out is not None and left_out.mean == pytest.approx(1.5)
-    parts = (t * 0.5, deviation * 2, 1.5 * SHARED_ERROR, TRAINING_ERRORS[1])
+    shared = math.hypot(TRAINING_ERRORS[1], 1.5 * SHARED_ERROR)  # of the sum over both starts
+    scatter = math.sqrt((2 * shared**2 + 4 * 0.125) / 3 / 2)
+    parts = (t * scatter, deviation * 2, shared)
     assert left_out.standard_error == pytest.approx(math.hypot(*parts))
 
 
 def test_the_quantiles_are_those_of_student() -> None:
     stats = pytest.importorskip("scipy.stats")
-    for degrees, quantile in enumerate(T_QUANTILES, 1):
+    for degrees, quantile in enumerate(T_QUANTILES, 2):
         assert quantile == pytest.approx(stats.t.ppf(0.975, degrees), abs=0.006)
     assert pytest.approx(stats.norm.ppf(0.975), abs=0.001) == NORMAL_QUANTILE
 
@@ -170,7 +174,8 @@ def test_probability_by_hand() -> None:
     members = trained("strict", [0.0, 0.0], [[], []]) + trained("dense", [20.0, 20.0], [[], []])
     claim = claim_of(SYMMETRY, members)
     assert claim is not None
-    z = 20 / math.hypot(TRAINING_ERRORS[0], 20 * SHARED_ERROR)
+    shared = math.hypot(TRAINING_ERRORS[0], 20 * SHARED_ERROR)
+    z = 20 / math.hypot(shared, 3.18 / 1.96 * shared * math.sqrt(2 / 3 / 2))
     p = 1 / (1 + math.exp(-(WEIGHTS[0] - WEIGHTS[1] * math.asinh(z))))
     assert claim.probability == pytest.approx(max(p, 1 - p))
     assert str(Margin(1234.0, 5.4)) == "+1,234 ± 5"

@@ -17,7 +17,7 @@ from torch import Tensor
 from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
-from symrazor.discovery.question import NEUTRAL, Family
+from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family
 from symrazor.discovery.uncertainty import Calibration
 from symrazor.symmetry.verdict import (
     LayerReading,
@@ -364,11 +364,15 @@ def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[
 
     It is the best predictor of left-out samples, or one with more symmetry that predicts them as
     well: up to two standard errors, or any if the claim of the symmetry is stated. Without
-    left-out samples it is the structure with the highest evidence.
+    left-out samples it is the structure with the highest evidence, or the one that it contains if
+    their evidences are equal up to 3 nats or the scatter over starts.
     """
     ranked = sorted(candidates, key=lambda c: -c.log_evidence)
     if mean_gain(ranked[0], ranked[-1]) is None:
-        return ranked[0].name
+        first = ranked[0]
+        inner = next((c for c in ranked if c.name == family.contains.get(first.name)), first)
+        error = max(MIN_LOG_ODDS, math.hypot(first.spread, inner.spread))
+        return inner.name if first.log_evidence - inner.log_evidence <= error else first.name
     best = max(ranked, key=lambda c: float(c.left_out.sum()))
     holds = {claim.name for claim in claims if claim.holds}
     order = [s.structure for s in family.symmetries] + [s.name for s in family.structures]

@@ -15,9 +15,10 @@ paths off. If its evidence is lower, its training failed to do so, and the margi
 
 The standard error of a margin says how far the margin of another run, with other data and starts,
 is typically off. It has three parts: the scatter over starts, multiplied by the quantile of
-Student's t for so few starts; the scatter over samples, which all starts share; and a part of the
-margin itself, calibrated on tasks with known answers, for what a run shares otherwise, such as too
-short a training.
+Student's t for so few starts; the scatter over samples, which all starts share; and what a run
+shares otherwise, such as too short a training. The last is an error in nats and a part of the
+margin itself, calibrated on tasks with known answers. It is also the scatter that is expected
+before any start is seen, worth `PRIOR_STARTS` starts.
 
 The probability of the symmetry is a logistic function of both margins, divided by their standard
 errors and compressed,
@@ -34,8 +35,8 @@ has it must predict left-out samples better than a guess.
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from statistics import fmean, stdev
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, variance
 from typing import Any
 
 import torch
@@ -44,20 +45,23 @@ from symrazor.discovery.members import Member, has_learned
 from symrazor.discovery.question import Symmetry, Wording
 from symrazor.symmetry.verdict import join_names
 
-MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.99
-"""Probability from which a claim is stated, and the largest one that is."""
+MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.98
+"""Probability from which a claim is stated, and the largest one: 50 claims of development tasks, of
+which none is wrong, cannot show more."""
 MIN_STARTS = 2
 """Starts without which there is no scatter, and nothing is stated."""
 TRAINING_ERRORS = (8.0, 3.0)
 """Typical errors of both margins in nats that all starts of a run share."""
-SHARED_ERROR = 0.1
+SHARED_ERROR = 0.12
 """The same, relative to the margin."""
-WEIGHTS = (4.3, 0.9, 2.2)
+WEIGHTS = (4.3, 0.9, 2.5)
 """Weights $w_0, w_1, w_2$ of the probability."""
 CONTRADICTION = 2.0
 """Standard errors of both margins from which they contradict each other."""
-T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom."""
+PRIOR_STARTS = 2
+"""Weight of the expected scatter over starts."""
+T_QUANTILES = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)
+"""97.5 % quantiles of Student's t for 2, 3, ... degrees of freedom."""
 NORMAL_QUANTILE = 1.96
 
 
@@ -138,7 +142,7 @@ def claim_of(
     }
     if not margins:
         return None
-    rival = min(margins, key=lambda name: _probability(*margins[name]))
+    rival = min(margins, key=lambda name: _log_odds(*margins[name]))
     evidence, left_out = margins[rival]
     p = _probability(evidence, left_out)
     starts = len(_valid_starts(symmetric, by_name[rival]))
@@ -177,15 +181,14 @@ def margins_between(
     deviation = float(scores.std()) if len(scores) > 1 else 0.0
     values = [second[s].log_evidence - first[s].log_evidence for s in starts]
     n_data = fmean(first[s].evidence.n_data for s in starts)
-    mean = max(0.0, fmean(values)) if contains_first else fmean(values)
-    over_starts = _t_factor(n) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
-    evidence = _margin(mean, over_starts, deviation * math.sqrt(n_data), TRAINING_ERRORS[0])
+    evidence = _mean(values, deviation * math.sqrt(n_data), TRAINING_ERRORS[0])
+    if contains_first:
+        evidence = replace(evidence, mean=max(0.0, evidence.mean))
     if len(scores) < 2:
         return evidence, None
     sums = [float(gain.sum()) for gain in gains]
-    over_starts = _t_factor(n) * stdev(sums) * math.sqrt(n) if n > 1 else 0.0
-    over_samples = deviation * math.sqrt(len(scores))
-    return evidence, _margin(sum(sums), over_starts, over_samples, TRAINING_ERRORS[1])
+    mean = _mean(sums, deviation * math.sqrt(len(scores)) / n, TRAINING_ERRORS[1] / n)
+    return evidence, Margin(n * mean.mean, n * mean.standard_error)
 
 
 def _valid_starts(first: dict[int, Member], second: dict[int, Member]) -> list[int]:
@@ -197,23 +200,27 @@ def _valid_starts(first: dict[int, Member], second: dict[int, Member]) -> list[i
     return common
 
 
-def _margin(mean: float, over_starts: float, over_samples: float, training: float) -> Margin:
-    shared = SHARED_ERROR * abs(mean)
-    return Margin(mean, math.hypot(over_starts, over_samples, shared, training))
-
-
-def _t_factor(starts: int) -> float:
-    """Return by how much the interval of a mean over few starts is wider than a normal one."""
-    return T_QUANTILES[min(starts - 1, len(T_QUANTILES)) - 1] / NORMAL_QUANTILE
+def _mean(values: Sequence[float], over_samples: float, training: float) -> Margin:
+    """Return the mean over starts and its standard error."""
+    n, mean = len(values), fmean(values)
+    shared = math.hypot(training, SHARED_ERROR * mean)
+    squares = PRIOR_STARTS * shared**2 + (n - 1) * (variance(values) if n > 1 else 0.0)
+    degrees = PRIOR_STARTS + n - 1
+    t_factor = T_QUANTILES[min(degrees, len(T_QUANTILES) + 1) - 2] / NORMAL_QUANTILE
+    over_starts = t_factor * math.sqrt(squares / degrees / n)
+    return Margin(mean, math.hypot(over_starts, over_samples, shared))
 
 
 def _probability(evidence: Margin, left_out: Margin | None) -> float:
     """Return the probability that the symmetry holds."""
-    logit = WEIGHTS[0] - WEIGHTS[1] * math.asinh(evidence.z)
-    if left_out is not None:
-        logit -= WEIGHTS[2] * math.asinh(left_out.z)
-    probability = 1 / (1 + math.exp(-logit))
+    probability = 1 / (1 + math.exp(-_log_odds(evidence, left_out)))
     return min(max(probability, 1 - MAX_PROBABILITY), MAX_PROBABILITY)
+
+
+def _log_odds(evidence: Margin, left_out: Margin | None) -> float:
+    """Return the log odds of the symmetry."""
+    z = (evidence.z, 0.0 if left_out is None else left_out.z)
+    return WEIGHTS[0] - WEIGHTS[1] * math.asinh(z[0]) - WEIGHTS[2] * math.asinh(z[1])
 
 
 # Words
