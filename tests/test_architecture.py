@@ -93,7 +93,6 @@ TESTED_BY = {
     "public.py": "test_architecture.py",
     "runs/folder.py": "runs/test_untrusted_files.py",
     "runs/records.py": "runs/test_training.py",
-    "runs/uncertainty.py": "runs/test_predictions.py",
     "symmetry/vocabulary.py": "symmetry/test_architecture.py",
     "testing/groups.py": "groups/test_group.py",
     "testing/layers.py": "curvature/test_weight_sharing.py",

@@ -74,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", action="store_true", help="list the files, too")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # with several, trainings run in processes that are not seen
     x, y = torch.randn(64, 1, 8, 8), torch.arange(64) % 3
     fit = partial(fit_and_read, relaxed_network(x), x, y)
     calls: list[Callable[[], object]] = [fit, discover_and_report]

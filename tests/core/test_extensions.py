@@ -68,7 +68,7 @@ def test_names_of_likelihoods_are_unique() -> None:
     with pytest.raises(ValueError, match="'gaussian' belongs to Gaussian"):
         register_likelihood("gaussian")(Exponential)
     with pytest.raises(
-        ValueError, match="Unknown likelihood 'exponential'. Use one of 'bernoulli'"
+        ValueError, match="Unknown likelihood 'exponential'. Use one of 'categorical'"
     ):
         sr.Razor(nn.Linear(2, 1), "exponential", 10)
 

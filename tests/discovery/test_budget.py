@@ -116,7 +116,7 @@ def test_comparison_takes_a_larger_share_of_a_short_time(monkeypatch: pytest.Mon
     question = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
     cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
     monkeypatch.setattr(budget, "measure_costs", lambda *arguments: cost)
-    monkeypatch.setattr(budget, "cpu_workers", lambda: 2)
+    monkeypatch.setattr(budget, "cpu_threads", lambda: 2)
     for minutes, part in ((0.06, 0.65), (1.0, 0.4)):
         plan = plan_question(question, Options(minutes=minutes), lambda text: None)[1]
         expected = plan_comparison(cost, set(), 300, part * 60 * minutes, 3, 2)

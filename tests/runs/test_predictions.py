@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import symrazor as sr
+from symrazor.inference.last_layer import UNCERTAINTY
 from symrazor.runs import run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network
 from symrazor.runs.predictions import predict, write_predictions
-from symrazor.runs.uncertainty import UNCERTAINTY
 
 MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
 """Likelihood -> mean of y as a function of the outputs."""

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 N_STREAMS = 4
 """Branches of a graph, the current stream included."""
@@ -234,3 +236,24 @@ def autocast(precisions: Mapping[str, torch.dtype]) -> Iterator[None]:
             elif torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def cpu_threads() -> int:
+    """Return the number of threads that this process may keep busy."""
+    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+
+
+def run_in_turn(
+    function: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[int, Result]]:
+    """Yield the index and the result of each job; `stopped` is asked before each.
+
+    Raises:
+        KeyboardInterrupt: stopped.
+    """
+    for index, job in enumerate(jobs):
+        if stopped():
+            raise KeyboardInterrupt
+        yield index, function(job)

@@ -22,14 +22,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
 from types import TracebackType
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import torch
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
+from symrazor.accelerate.devices import Job, Result, run_in_turn
 
 POLL_SECONDS = 0.2
 """Interval at which the main process checks whether it should stop."""
@@ -37,11 +37,6 @@ STOP_SECONDS = 30.0
 """Time that workers get to write a checkpoint before they are killed."""
 _HEADER = struct.Struct(">Q")
 _COMMAND = "from symrazor.accelerate.workers import serve; serve()"
-
-
-def cpu_workers() -> int:
-    """Return the number of workers that keep the threads of this process busy."""
-    return max(1, min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
 
 
 class WorkerError(ChildProcessError):
@@ -91,10 +86,7 @@ class Workers:
         """
         messages = [_dump((function, job)) for job in jobs] if self.processes else []
         if not self.processes or None in messages:
-            for index, job in enumerate(jobs):
-                if stopped():
-                    raise KeyboardInterrupt
-                yield index, function(self.shared, job)
+            yield from run_in_turn(partial(function, self.shared), jobs, stopped)
             return
         waiting: Queue[int] = Queue()
         done: Queue[tuple[int, Any, BaseException | None]] = Queue()

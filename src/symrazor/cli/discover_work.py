@@ -112,7 +112,8 @@ def _read(arguments: Arguments) -> tuple[Arguments, Dataset | None]:
             return arguments, data
         except AmbiguousDataError as error:
             option, value = ask(error)
-            arguments = replace(arguments, **{option: value})
+            changes: dict[str, Any] = {option: value}
+            arguments = replace(arguments, **changes)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from symrazor.accelerate.workers import cpu_workers
+from symrazor.accelerate.devices import cpu_threads
 from symrazor.core.files import write_atomically
 from symrazor.core.parameters import weights
 from symrazor.curvature.estimate import Method
@@ -328,7 +328,7 @@ def n_workers(options: Options) -> int:
     if not clock.is_wall_time():
         return 1
     is_cpu = torch.device(options.resolved_device()).type == "cpu"
-    return cpu_workers() if is_cpu else min(MAX_GPU_WORKERS, cpu_workers())
+    return cpu_threads() if is_cpu else min(MAX_GPU_WORKERS, cpu_threads())
 
 
 def plan_question(question: Question, options: Options, tell: Tell) -> tuple[FitConfig, Plan]:

@@ -41,9 +41,9 @@ from typing import Any
 
 import torch
 
+from symrazor.core.text import join_names
 from symrazor.discovery.members import Member, has_learned
 from symrazor.discovery.question import Symmetry, Wording
-from symrazor.symmetry.verdict import join_names
 
 MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.98
 """Probability from which a claim is stated, and the largest one: 50 claims of development tasks, of

@@ -23,6 +23,7 @@ from statistics import fmean
 
 import torch
 
+from symrazor.accelerate.devices import run_in_turn
 from symrazor.accelerate.workers import Workers
 from symrazor.core.files import write_atomically
 from symrazor.data import Tensors
@@ -123,12 +124,14 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     steps = _Steps(folder and folder / STEPS_FILE)
     limit = comparison_shares(len(question.train[1]))[1] * 60 * options.minutes
     jobs_at_once = min(n_workers(options), options.starts * len(question.family.structures))
-    with Workers(jobs_at_once, comparison) as workers, Interruption(folder is not None) as signals:
+    is_pool = jobs_at_once > 1
+    pool = Workers(jobs_at_once, comparison) if is_pool else contextlib.nullcontext()
+    with pool as workers, Interruption(folder is not None) as signals:
         deadline = began + 60 * options.minutes if plan.costs else None
         runner = _Runner(workers, compared, signals, tell, options.starts, deadline)
         runner.run(range(options.starts), steps)
         while compared.undecided and plan.costs:
-            first, more = compared.n_starts, max(2, workers.count)
+            first, more = compared.n_starts, max(2, 1 if workers is None else workers.count)
             more = min(more, MAX_STARTS - first)
             spent = clock.now() - began
             fits = spent + runner.seconds_per_start * more <= limit
@@ -168,7 +171,7 @@ class _Steps:
 class _Runner:
     """Runs the two phases of some starts."""
 
-    workers: Workers
+    workers: Workers | None
     compared: Compared
     signals: Interruption
     tell: Tell
@@ -208,7 +211,11 @@ class _Runner:
         began, phase = clock.now(), jobs[0].phase + 1 if jobs else 1
         stage = f"comparing networks, phase {phase} of 2 ({jobs[0].epochs} epochs)"
         self.tell(Step(stage, 0, len(jobs), "", self._seconds_left(began, 0, len(jobs))))
-        results = self.workers.run(train_member, jobs, self._stopped)
+        if self.workers is not None:
+            results = self.workers.run(train_member, jobs, self._stopped)
+        else:
+            train = partial(train_member, self.compared.comparison)
+            results = run_in_turn(train, jobs, self._stopped)
         for number, (index, member) in enumerate(results, 1):
             job = jobs[index]
             members[job.structure, job.start] = member

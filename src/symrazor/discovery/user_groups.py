@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from symrazor.core.text import join_names
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural
 from symrazor.discovery.claims import describe_invariance
@@ -38,7 +39,6 @@ from symrazor.groups import (
 from symrazor.layers import FC, FFC, Relaxed, SetPool, relaxed_over
 from symrazor.layers.matrix_invariants import MatrixInvariant
 from symrazor.layers.path import Path
-from symrazor.symmetry.verdict import join_names
 
 PERMUTATION_WIDTH = 16
 """Channels of the layers of a permutation network."""

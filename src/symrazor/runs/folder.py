@@ -40,7 +40,7 @@ from symrazor.core.files import (
     reading,
     write_atomically,
 )
-from symrazor.inference.last_layer import LastLayer
+from symrazor.inference.last_layer import UNCERTAINTY, LastLayer, read_posterior
 from symrazor.layers.path import is_symrazor_module
 from symrazor.report.content import SCHEMA
 from symrazor.report.page import page_html
@@ -51,7 +51,6 @@ from symrazor.runs.records import (
     load_run,
     verify,
 )
-from symrazor.runs.uncertainty import UNCERTAINTY, read_posterior
 from symrazor.runs.writing import (
     DOCUMENT,
     MANIFEST,

@@ -16,12 +16,11 @@ from symrazor.accelerate import processes
 from symrazor.core.files import remove, with_sorted_metadata, write_atomically
 from symrazor.core.version import __version__
 from symrazor.groups.constructors import is_group_file
-from symrazor.inference.last_layer import last_layer_posterior
+from symrazor.inference.last_layer import UNCERTAINTY, last_layer_posterior, write_posterior
 from symrazor.runs.building import make_data, make_model, outputs_for
 from symrazor.runs.config import CodeName, RunConfig, import_function
 from symrazor.runs.folder import plain_network
 from symrazor.runs.records import CHECKPOINTS, CONFIG, EVENTS, NETWORK, RAZOR, READING
-from symrazor.runs.uncertainty import UNCERTAINTY, write_posterior
 from symrazor.runs.writing import (
     PLAIN,
     SAFETY,

@@ -39,9 +39,8 @@ from symrazor.core.files import (
     write_atomically,
 )
 from symrazor.core.version import __version__
-from symrazor.inference.last_layer import LastLayer
+from symrazor.inference.last_layer import UNCERTAINTY, LastLayer, write_posterior
 from symrazor.report.page import write_page
-from symrazor.runs.uncertainty import UNCERTAINTY, write_posterior
 from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS, write_architecture
 from symrazor.symmetry.export import UndescribedError, save_network
 
@@ -365,7 +364,7 @@ def owner_of_folder(folder: Path, default: Owner) -> Owner:
 def about(document: Mapping[str, Any], question: str | None) -> dict[str, Any]:
     """Return what a file says about the network of a question of a document."""
     data, questions = document["data"], document["questions"]
-    entry = next((q for q in questions if question in (None, q["name"])), {})
+    entry: dict[str, Any] = next((q for q in questions if question in (None, q["name"])), {})
     classes, targets = entry.get("classes") or [], entry.get("targets") or []
     shape = ", ".join(map(str, data["shape"]))
     dtype, kind = data.get("dtype", "float32"), document["kind"]

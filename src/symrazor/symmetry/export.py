@@ -303,9 +303,8 @@ class WithUncertainty(nn.Module):
         with recorded_inputs(self.network, head) as inputs:
             f = self.network(x)
         phi = torch.cat([inputs[name] for name in head], 1)
-        prediction = replace(self.posterior, **dict(self.named_buffers(recurse=False))).predict(
-            f, phi
-        )
+        tensors: dict[str, Any] = dict(self.named_buffers(recurse=False))
+        prediction = replace(self.posterior, **tensors).predict(f, phi)
         std = prediction.std
         assert std is not None
         return prediction.mean, std

@@ -12,17 +12,19 @@ registered name: see docs/how-to/add-a-likelihood.md.
 
 from symrazor.core.likelihood.base import (
     LIKELIHOODS,
+    Categorical,
     Columns,
     Covariances,
     Likelihood,
     Outputs,
     Probe,
     as_likelihood,
+    calibration_error,
     check_compatible,
+    confidence_sums,
     register_likelihood,
 )
 from symrazor.core.likelihood.bernoulli import Bernoulli
-from symrazor.core.likelihood.categorical import Categorical, calibration_error, confidence_sums
 from symrazor.core.likelihood.gaussian import Gaussian, Heteroscedastic
 from symrazor.core.likelihood.ordinal import Ordinal
 from symrazor.core.likelihood.per_position import PerPosition
