@@ -94,7 +94,7 @@ def test_a_helpful_augmentation_is_delivered(discovery: sr.Discovery) -> None:
         assert learned.change is not None and "they change the predicted class" in learned.verdict
 
 
-@pytest.mark.parametrize("place", ["plain", "augmented"])
+@pytest.mark.parametrize("place", ["plain", pytest.param("augmented", marks=pytest.mark.slow)])
 def test_interrupted_trainings_resume(
     discovery: sr.Discovery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -127,12 +127,13 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
     compared = options.change(minutes=options.minutes - minutes)
     answer = answer_question(question, compared, tell)
     if minutes:
-        remaining = options.change(minutes=minutes)
-        invariances = learn_invariances(question, answer.recommended.name, remaining, tell)
+        remaining, chosen = options.change(minutes=minutes), answer.recommended
+        rival = torch.cat([member.left_out for member in chosen.members])
+        invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
         answer = replace(answer, invariances=invariances)
-        delivered = None if isinstance(invariances, str) else invariances.delivered
-        if delivered is not None:
-            final = Candidate(answer.recommended.name, delivered, answer.recommended.members)
+        if not isinstance(invariances, str) and invariances.delivered is not None:
+            fit, temperature = invariances.delivered, invariances.temperature
+            final = Candidate(chosen.name, fit, chosen.members, temperature)
             score(question, final, MAX_HELD_OUT, options.seed)
             answer = replace(answer, final=final)
     return QuestionResult(data, answer, preparation, test)

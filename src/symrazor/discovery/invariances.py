@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset, Tensors
 from symrazor.discovery.budget import (
+    LARGE_SAMPLES,
     MIN_FINAL_EVIDENCE_STEPS,
     PLANNED_SHARE,
     Cost,
@@ -72,6 +73,7 @@ class LearnedInvariances:
             None if nothing was found or there was no time to train.
         delivered: the network that was trained with them; None if they do not help.
         change: share of images whose predicted class they change for the delivered network.
+        temperature: of the logits of the delivered network, fitted to left-out images.
     """
 
     network: str
@@ -79,6 +81,7 @@ class LearnedInvariances:
     gain: Margin | None = None
     delivered: Fit | None = None
     change: float | None = None
+    temperature: float = 1.0
 
     @property
     def supported(self) -> bool:
@@ -154,11 +157,19 @@ def wants_invariances(data: Dataset, options: Options) -> bool:
 
 
 def learn_invariances(
-    question: Question, network: str, options: Options, tell: Tell
+    question: Question, network: str, rival: Tensor, options: Options, tell: Tell
 ) -> LearnedInvariances | str:
-    """Measure ranges, and train the chosen network with them, within `options.minutes`.
+    """Measure ranges, and train a network with them, within `options.minutes`.
 
-    Returns the learned invariances, or a sentence that says what is missing.
+    Args:
+        question: the data.
+        network: name of the recommended structure.
+        rival: log likelihoods of left-out images for its networks of the comparison.
+        options: options; `minutes` is the time for the invariances.
+        tell: called with progress messages.
+
+    Returns:
+        The learned invariances, or a sentence that says what is missing.
     """
     n = len(question.train[1])
     if n < 2 * MIN_CERTAIN:
@@ -179,7 +190,7 @@ def learn_invariances(
     if not learned.found:
         return result
     left = seconds - (clock.now() - started)
-    return _confirmed(result, question, options, left if is_timed else math.inf, tell)
+    return _confirmed(result, question, options, rival, left if is_timed else math.inf, tell)
 
 
 def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float, float]:
@@ -194,9 +205,19 @@ def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float
 
 
 def _confirmed(
-    result: LearnedInvariances, question: Question, options: Options, seconds: float, tell: Tell
+    result: LearnedInvariances,
+    question: Question,
+    options: Options,
+    rival: Tensor,
+    seconds: float,
+    tell: Tell,
 ) -> LearnedInvariances:
-    """Add the gain of the transformations, and the network that was trained with them."""
+    """Add the gain of the transformations, and the network that was trained with them.
+
+    It is delivered if it predicts left-out images better than the same network without the
+    transformations, and than the networks of the comparison, whose log likelihoods are `rival`.
+    Many data have an ordinary network, trained longer than there is time here.
+    """
     started, n = clock.now(), len(question.train[1])
     config = FitConfig(lr=1e-2, seed=options.seed, progress=False).change(estimator="mc")
     config = replace(config, device=options.resolved_device())
@@ -218,11 +239,13 @@ def _confirmed(
     plain = run(train, replace(config, resume=folder and folder / "plain"))
     config = replace(config, augment=augment)
     augmented = run(train, replace(config, resume=folder and folder / "augmented"))
-    gains = log_scores(augmented, check)[0] - log_scores(plain, check)[0]
+    scores, temperature = log_scores(augmented, check)
+    gains = scores - log_scores(plain, check)[0]
     gain = Margin(float(gains.sum()), max(1.0, float(gains.std()) * math.sqrt(len(gains))))
     tell(f"  left-out images with these transformations: {gain} nats")
     result = replace(result, gain=gain)
-    if gain.mean <= 0:
+    is_behind = len(rival) > 0 and float(scores.mean()) < float(rival.mean())
+    if gain.mean <= 0 or is_behind or n >= LARGE_SAMPLES:
         return result
     config = timed_config(replace(config, start="given"), epochs, n, MIN_FINAL_EVIDENCE_STEPS)
     config = replace(config, resume=folder and folder / "delivered")
@@ -231,7 +254,7 @@ def _confirmed(
     if isinstance(question.likelihood(), Categorical):
         shown = check[0].to(delivered.data.x)
         change = changed_predictions(delivered.model, shown, result.augmentation())
-    return replace(result, delivered=delivered, change=change)
+    return replace(result, delivered=delivered, change=change, temperature=temperature)
 
 
 def _epochs(cost: Cost, n: int, seconds: float) -> int:
