@@ -58,6 +58,8 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     options = Options(epochs=6, starts=1, progress=False)
     kept = answer_question(question, options, lambda text: None)
     assert kept.final is not None
+    expected = max(1.0, kept.recommended.temperature)
+    assert n > 80 or kept.delivered.temperature == expected
     monkeypatch.setattr(comparison, "fit", spoiled)
     told: list[str] = []
     spoilt = answer_question(question, options, told.append)

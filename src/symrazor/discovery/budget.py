@@ -70,8 +70,9 @@ COMPARISON_SHARES, LARGE_COMPARISON_SHARES = (0.4, 0.65), (0.3, 0.35)
 many data, whose final training needs the time."""
 LARGE_SAMPLES = 10_000
 """Training samples from which data count as many."""
-MIN_STEPS = 300
-"""Training steps of both phases below which a comparison is provisional."""
+MIN_STEPS, WANTED_STEPS = 300, 1000
+"""Training steps of both phases below which a comparison is provisional, and below which the first
+starts get the time of further ones."""
 
 FINAL_PLANNED_SHARE = 0.9
 """Share of the remaining time that is planned; the cost is known from the comparison."""
@@ -387,7 +388,7 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
     arguments = (costs, set(family.contains), n)
     for share in comparison_shares(n):
         plan = plan_comparison(*arguments, share * left, options.starts, workers)
-        if plan.steps >= MIN_STEPS:
+        if plan.steps >= WANTED_STEPS:
             break
     return plan
 

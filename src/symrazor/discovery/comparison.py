@@ -277,7 +277,10 @@ def train_final(
     if not _is_better(trained, candidate.fit, check):
         tell("  the network of the comparison predicts better and is kept")
         return None
-    temperature = log_scores(trained, check)[1] if len(check[1]) else None
+    # Shorter trainings may ask for sharper predictions. The final network is past that.
+    temperature = max(1.0, candidate.temperature)
+    if len(check[1]):
+        temperature = log_scores(trained, check)[1]
     return Candidate(plan.name, trained, candidate.members, temperature)
 
 
