@@ -26,7 +26,12 @@ from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.invariances import TIME_SHARE, learn_invariances, wants_invariances
+from symrazor.discovery.invariances import (
+    TIME_SHARE,
+    LearnedInvariances,
+    learn_invariances,
+    wants_invariances,
+)
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,
@@ -131,8 +136,11 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         rival = torch.cat([member.left_out for member in chosen.members])
         invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
         answer = replace(answer, invariances=invariances)
-        if not isinstance(invariances, str) and invariances.delivered is not None:
-            fit, temperature = invariances.delivered, invariances.temperature
+        # The ordinary network has seen many more data.
+        is_ordinary = answer.delivered.name != chosen.name
+        learned = invariances if isinstance(invariances, LearnedInvariances) else None
+        if learned is not None and learned.delivered is not None and not is_ordinary:
+            fit, temperature = learned.delivered, learned.temperature
             final = Candidate(chosen.name, fit, chosen.members, temperature)
             score(question, final, MAX_HELD_OUT, options.seed)
             answer = replace(answer, final=final)
