@@ -50,6 +50,12 @@ from symrazor.invariance.transformation import (
     affine,
     lie,
 )
+from symrazor.invariance.vector_flows import (
+    point_flows,
+    prepared_series,
+    series_flows,
+    vector_flows,
+)
 
 __all__ = [
     "AffineLie",
@@ -94,6 +100,10 @@ __all__ = [
     "learn_augmentation",
     "lie",
     "measure_spread",
+    "point_flows",
     "prepared_images",
+    "prepared_series",
+    "series_flows",
     "two_sample_test",
+    "vector_flows",
 ]

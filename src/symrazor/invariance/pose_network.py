@@ -21,13 +21,16 @@ class PoseNetwork(nn.Module):
         example: what the network sees of one input, [1, ...].
         flows: the flows.
         classes: number of classes.
+        is_cloud: whether inputs [n, points, d] are point clouds, not series.
     """
 
     circle: Tensor
 
-    def __init__(self, example: Tensor, flows: Sequence[Flow], classes: int) -> None:
+    def __init__(
+        self, example: Tensor, flows: Sequence[Flow], classes: int, is_cloud: bool = False
+    ) -> None:
         super().__init__()
-        self.trunk = trunk_for(example)
+        self.trunk = trunk_for(example, is_cloud)
         features = self.trunk(example).shape[1]
         self.linear = nn.Linear(features, HIDDEN)
         self.label = nn.Embedding(classes + 1, 2 * HIDDEN)  # the last row: label unknown
@@ -58,11 +61,34 @@ class PoseNetwork(nn.Module):
         return log_p
 
 
-def trunk_for(example: Tensor) -> nn.Module:
-    """Return features for images [n, c, h, w], series [n, c, t] or vectors [n, d]."""
+class PointFeatures(nn.Module):
+    """Features of point clouds [n, points, d]: the mean and the maximum over points.
+
+    Args:
+        size: number of coordinates.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.each = _dense(size)
+
+    def forward(self, x: Float[Tensor, "n points d"]) -> Float[Tensor, "n features"]:
+        """Return features that do not depend on the order of the points."""
+        h = self.each(x)
+        return torch.cat([h.mean(1), h.amax(1)], 1)
+
+
+def _dense(size: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(size, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
+
+
+def trunk_for(example: Tensor, is_cloud: bool = False) -> nn.Module:
+    """Return features for images [n, c, h, w], series [n, c, t], point clouds or vectors [n, d]."""
     c = example.shape[1]
     if example.dim() == 2:
-        return nn.Sequential(nn.Linear(c, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU())
+        return _dense(c)
+    if is_cloud:
+        return PointFeatures(example.shape[2])
     conv = nn.Conv2d if example.dim() == 4 else nn.Conv1d
     return nn.Sequential(
         conv(c, CHANNELS, 3, padding=1),

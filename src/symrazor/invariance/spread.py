@@ -159,6 +159,7 @@ def measure_spread(
     seed: int = 0,
     steps: int = STEPS,
     workers: int = 1,
+    is_cloud: bool = False,
 ) -> Spreads:
     """Measure the spread of inputs over several transformations, by two-fold cross-fitting.
 
@@ -169,13 +170,14 @@ def measure_spread(
         seed: of folds, movements and weights.
         steps: training steps of each fold.
         workers: 2 to train both folds at the same time, in processes.
+        is_cloud: whether inputs [n, points, d] are point clouds; else they are series [n, c, t].
     """
     n = len(x)
     if n < 2 * MIN_CERTAIN:
         raise ValueError(f"measure_spread needs at least {2 * MIN_CERTAIN} inputs, got {n}.")
     labels = torch.zeros(n, dtype=torch.long) if y is None else y
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    shared = (x, labels, tuple(flows), order, steps, seed)
+    shared = (x, labels, tuple(flows), order, steps, seed, is_cloud)
     with Workers(workers, shared) as pool:
         predictions = [result for _, result in sorted(pool.run(_run_fold, (0, 1)))]
     merged = [
@@ -231,10 +233,13 @@ Predictions = list[list[tuple[Tensor, Tensor]]]
 
 def _run_fold(shared: tuple[Any, ...], fold: int) -> Predictions:
     """Train on one half of the inputs, and predict the other."""
-    x, y, flows, order, steps, seed = shared
+    x, y, flows, order, steps, seed, is_cloud = shared
     with torch.random.fork_rng([]):
         torch.manual_seed(seed + fold)
-        training = _Training(x, y, flows, order[1 - fold :: 2], steps, seed + fold)
+        example = flows[0].move(x[:1], torch.zeros(1))
+        network = PoseNetwork(example, flows, int(y.max()) + 1, is_cloud)
+        training = _Training(network, x, y, flows, order[1 - fold :: 2], seed + fold)
+        training.run(steps)
         return training.predict(order[fold::2][:MAX_READ])
 
 
@@ -242,18 +247,22 @@ class _Training:
     """One fold: a network that is trained on some inputs and predicts the others."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, flows: Sequence[Flow], train: Tensor, steps: int, seed: int
+        self,
+        network: PoseNetwork,
+        x: Tensor,
+        y: Tensor,
+        flows: Sequence[Flow],
+        train: Tensor,
+        seed: int,
     ) -> None:
-        self.x, self.y, self.flows = x, y, flows
+        self.network, self.x, self.y, self.flows = network, x, y, flows
         count = max(MIN_CERTAIN // 2, min(MAX_VALIDATION, int(VALIDATION_SHARE * len(train))))
         self.validation, self.train = train[:count], train[count:]
         self.generator = torch.Generator().manual_seed(seed)
-        example = flows[0].move(x[:1], torch.zeros(1))
-        self.network = PoseNetwork(example, flows, int(y.max()) + 1)
         self.states = [dict(self.network.state_dict())] * len(flows)
-        self._run(steps)
 
-    def _run(self, steps: int) -> None:
+    def run(self, steps: int) -> None:
+        """Train, and keep for each flow the state with the best validation loss."""
         optimiser = torch.optim.AdamW(
             self.network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
         )
