@@ -29,6 +29,12 @@ from symrazor.invariance.lie_distributions import (
     draw,
     fixed,
 )
+from symrazor.invariance.matrix_flows import (
+    point_flows,
+    prepared_series,
+    series_flows,
+    vector_flows,
+)
 from symrazor.invariance.poses import find_reach_
 from symrazor.invariance.signals import (
     Blur,
@@ -49,12 +55,6 @@ from symrazor.invariance.transformation import (
     Transformation,
     affine,
     lie,
-)
-from symrazor.invariance.vector_flows import (
-    point_flows,
-    prepared_series,
-    series_flows,
-    vector_flows,
 )
 
 __all__ = [

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from symrazor.invariance.flows import Flow
-from symrazor.invariance.spread import measure_spread
-from symrazor.invariance.vector_flows import (
+from symrazor.invariance.matrix_flows import (
     point_flows,
     prepared_series,
     series_flows,
     vector_flows,
 )
+from symrazor.invariance.spread import measure_spread
 
 TURN = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
 BOOST = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
