@@ -68,7 +68,7 @@ def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -
             assert data.y is not None
             f = f * data.y.std(0, correction=0) + data.y.mean(0)
         else:
-            f = f / discovery.chosen.temperature
+            f = f / discovery.results[0].answer.delivered.temperature
         torch.testing.assert_close(network(x), f, rtol=1e-3, atol=1e-3)
     prediction, posterior = discovery.predict(x.numpy()), discovery.results[0].posterior
     expected = f.softmax(1) if task == "classification" else f

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import page_document
 import pytest
 from selenium import webdriver
@@ -417,3 +418,101 @@ def test_the_verdict_is_readable_without_javascript(browser: Driver, file: Path)
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
     assert "Position matters: layer 1 uses it" in text and "need JavaScript" in text
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a question with an answer, of long names and many classes."""
+    draws = np.random.default_rng(0)
+    candidate = {
+        "name": "a network with a rather long name",
+        "log_evidence": -1234567.0,
+        "spread": 1234.5,
+        "left_out": {"n": 10, "log_likelihood": -3.0},
+        "reading": {"evidence": {"log_evidence": -1234567.0}, "test": {"accuracy": 0.987}},
+    }
+    names = [f"class number {k}" for k in range(12)]
+    inputs = draws.random((7, 1, 8, 8))
+    example = {
+        "inputs": inputs.tolist(),
+        "values": [0.1, 0.5, 0.9, 1.0, 0.9, 0.5, 0.1],
+        "predicted": [names[1], *[names[0]] * 6],
+        "label": names[0],
+        "output": names[0],
+    }
+    question = {
+        "name": "q",
+        "question": "Which structure do the data support?",
+        "headline": "Translation-invariant: position does not matter.",
+        "verdict": "Translation-invariant: position does not matter. Probability 97 %. Margins.",
+        "summary": {"certainty": "Probability 97 %.", "recommendation": "Use `--minutes 5`."},
+        "claims": [
+            {
+                "holds": True,
+                "probability": 0.97,
+                "rival": "relaxed",
+                "starts": 3,
+                "evidence": {"mean": -12.0, "standard_error": 3.0},
+            }
+        ],
+        "chosen": candidate["name"],
+        "classes": names,
+        "confusion": draws.integers(0, 99999, (12, 12)).tolist(),
+        "shown_on": "held-out data",
+        "worst": {
+            "inputs": inputs.tolist(),
+            "labels": names[:7],
+            "predicted": names[1:8],
+            "probability": [0.01] * 7,
+        },
+        "moved": {
+            "steps": [-3, -2, -1, 0, 1, 2, 3],
+            "unit": "pixels to the right",
+            "examples": [example],
+        },
+        "not_tested": ["Rotations: not tested (`--groups p4`)."],
+        "candidates": [candidate, {**candidate, "name": "another one"}],
+    }
+    document = {"kind": "image", "task": "classification", "questions": [question]}
+    return write_page(document, tmp_path_factory.mktemp("answered") / "report.html")
+
+
+def test_the_answer_comes_first_with_three_numbers(browser: Driver, answered: Path) -> None:
+    show(browser, answered)
+    section = browser.find_element(By.CSS_SELECTOR, ".question")
+    words = section.text
+    places = [
+        words.index(part)
+        for part in (
+            *(
+                "Translation-invariant",
+                "Probability 97 %",
+                "Use --minutes 5",
+                "Your examples, moved",
+            ),
+            *("Which classes are confused", "Worst examples", "The networks that were compared"),
+            "What was not tested",
+        )
+    ]
+    assert places == sorted(places)
+    assert len(section.find_elements(By.CSS_SELECTOR, ".key > div")) == 3
+    bars = section.find_elements(By.CSS_SELECTOR, ".strip .meter")
+    widths = [bar.size["width"] for bar in bars]
+    assert len(bars) == 7 and widths[3] == max(widths) > 5 * widths[0] > 0
+    assert "“class number 1”" in section.find_element(By.CSS_SELECTOR, ".strip em").text
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_of_an_answer_is_clipped(browser: Driver, answered: Path, width: int) -> None:
+    show(browser, answered, width)
+    overflow = browser.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert overflow <= 0
+    clipped = browser.execute_script(
+        "return [...document.querySelectorAll('.candidates, .strip, .facts')]"
+        ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.className)"
+    )
+    assert clipped == []
+    assert browser.get_log("browser") == []

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from run_case import reseal
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -146,3 +147,46 @@ def test_runs_without_a_posterior_predict_without_uncertainty(
     predictions = predict(copy, tmp_path / "x.npz")
     assert predictions.std is None and predictions.epistemic is None
     torch.testing.assert_close(predictions.values, discovery.predict(x).mean)
+
+
+@pytest.mark.parametrize("form", ["torch", "onnx"])
+def test_exports_can_have_the_uncertainty_as_second_output(
+    regression: tuple[Path, sr.Discovery, Tensor], tmp_path: Path, form: str
+) -> None:
+    run, discovery, x = regression
+    file = tmp_path / ("n.pt2" if form == "torch" else "n.onnx")
+    if form == "torch":
+        export_network(run, "torch", file, uncertainty=True)
+        about = {"network.json": ""}
+        got = torch.export.load(file, extra_files=about).module()(x)
+        described = json.loads(about["network.json"])
+    else:
+        onnxruntime = pytest.importorskip("onnxruntime")
+        export_network(run, "onnx", file, uncertainty=True)
+        session = onnxruntime.InferenceSession(str(file))
+        assert [value.name for value in session.get_inputs()] == ["input"]
+        assert [value.name for value in session.get_outputs()] == ["mean", "std"]
+        got = map(torch.from_numpy, session.run(None, {"input": x.numpy()}))
+        described = json.loads(session.get_modelmeta().custom_metadata_map["network"])
+    mean, std = got
+    expected = discovery.predict(x)
+    torch.testing.assert_close(mean, expected.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(std, expected.std, rtol=1e-4, atol=1e-4)
+    assert described["outputs"] == ["mean", "std"]
+    assert described["inputs"] == "vector, float32 [n, 2]"
+
+
+def test_files_carry_class_names_and_have_the_permissions_of_their_neighbours(
+    tmp_path: Path,
+) -> None:
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    labels = np.array(["cat", "dog"])[(x[:, 0] > 0).long()]
+    run = sr.discover(x, labels, epochs=1, starts=2).save(tmp_path / "run")
+    about = {"network.json": ""}
+    torch.export.load(run / "network.pt2", extra_files=about)
+    assert json.loads(about["network.json"])["classes"] == ["cat", "dog"]
+    assert json.loads(about["network.json"])["outputs"] == ["logits"]
+    with safe_open(run / "network.safetensors", "pt") as file:
+        assert json.loads(file.metadata()["network"])["classes"] == ["cat", "dog"]
+    modes = {path.name: path.stat().st_mode for path in run.iterdir()}
+    assert modes["network.safetensors"] == modes["uncertainty.safetensors"] == modes["run.json"]

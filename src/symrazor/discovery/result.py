@@ -19,6 +19,7 @@ from symrazor.data import Dataset, Tensors
 from symrazor.data.arrays import Preparation
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
+from symrazor.discovery.evaluation import evaluate
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.trajectories import Dynamics, save_animation
 from symrazor.discovery.uncertainty import delivered_posterior
@@ -77,7 +78,7 @@ class QuestionResult:
     @cached_property
     def posterior(self) -> LastLayer | None:
         """The posterior of the last layer of `network`; None if it does not end with one."""
-        scale: Tensor | float = 1 / self.answer.recommended.temperature
+        scale: Tensor | float = 1 / self.answer.delivered.temperature
         if self.data.task == "regression":
             scale = 1.0 if self.preparation is None else self.preparation.target_scale
         x, likelihood = self.data.x, self.answer.recommended_fit.razor.likelihood
@@ -355,6 +356,7 @@ def _question_document(result: QuestionResult) -> dict[str, Any]:
         "classes": _class_names(result.data),
         "targets": list(result.data.names) if result.data.task == "regression" else None,
         **parts,
+        **evaluate(result.network, result.posterior, result.data, result.test, answer),
     }
 
 

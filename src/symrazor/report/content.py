@@ -31,8 +31,10 @@ _READING_KEYS = (
     *("config", "versions", "invariances", "conserved"),
 )
 _QUESTION_KEYS = (
-    *("name", "question", "verdict", "margin", "network", "chosen"),
+    *("name", "question", "verdict", "margin", "network", "chosen", "symmetric"),
     *("calibration", "anchors", "collapse", "costs", "rollouts", "equations", "group"),
+    *("headline", "summary", "claims", "predictions", "classes", "targets"),
+    *("not_tested", "confusion", "scatter", "shown_on"),
 )
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
@@ -119,6 +121,9 @@ def _question(question: Mapping[str, Any], number: int, detail: Detail) -> Conte
         entry["final"] = {**final, "of": final["name"], "name": f"{final['name']}, longer"}
     if question.get("examples"):
         entry["examples"] = _examples(question["examples"], detail)
+    for key in ("moved", "worst"):
+        if question.get(key):
+            entry[key] = _pictured(question[key], detail)
     if question.get("filters"):
         entry["filters"] = {
             visible_text(name): _filters(values, 2 * detail.images)
@@ -140,6 +145,8 @@ def _candidate(candidate: Mapping[str, Any], detail: Detail) -> Content:
     paths = [place for layer in kept.get("layers", []) for place in path_names(layer)]
     history = candidate.get("history") or []
     entry: Content = {"name": visible_text(candidate.get("name", "network"), 200), "reading": kept}
+    shown = ("log_evidence", "spread", "left_out")
+    entry |= {key: clean(candidate[key]) for key in shown if candidate.get(key) is not None}
     if history:
         entry["series"] = history_columns(history, paths, detail.points)
     return entry
@@ -238,6 +245,21 @@ def _examples(examples: Mapping[str, Any], detail: Detail) -> Content:
             image_data_urls(as_images(orbit), detail.pixels, limits)
             for orbit in orbits[: max(2, detail.images // 4), : detail.images // 2]
         ]
+    return entry
+
+
+def _pictured(part: Mapping[str, Any], detail: Detail) -> Content:
+    """Replace "inputs" of a part, or of its examples, by "images" or "lines"."""
+    entry: Content = {key: clean(v) for key, v in part.items() if key not in ("inputs", "examples")}
+    if "examples" in part:
+        entry["examples"] = [_pictured(example, detail) for example in part["examples"]]
+    if part.get("inputs"):
+        array = as_array(part["inputs"])
+        if array.ndim == 2:
+            thinned = array[:, :: max(1, array.shape[1] // detail.points)]
+            entry["lines"] = clean(thinned.tolist())
+        else:
+            entry["images"] = image_data_urls(as_images(array), detail.pixels)
     return entry
 
 

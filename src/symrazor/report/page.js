@@ -7,12 +7,12 @@ function question(data, index) {
   const parts = document.querySelector(`#q${index} .parts`);
   const compared = data.candidates.find(c => c.name === "relaxed") || data.candidates[0];
   const subject = data.final && data.final.of === compared.name ? data.final : compared;
+  const details = [comparison(data), networks(data, index, subject)];
   parts.append(
     ...tags([
-      facts(data, subject),
-      comparison(data),
-      networks(data, index, subject),
+      answer(data) || [facts(data, subject), details],
       rollouts(data),
+      data.summary && fold("Layers and training", facts(data, subject), details),
       filters(data),
       examples(data),
       calibration(data),

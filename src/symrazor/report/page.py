@@ -17,7 +17,7 @@ from symrazor.report.content import LEVELS, Content, page_content
 MAX_PAGE_BYTES = 3_000_000
 """Maximal size of a page."""
 
-SCRIPTS = "draw.js chart.js table.js layers.js symmetries.js parts.js page.js".split()
+SCRIPTS = "draw.js chart.js table.js layers.js symmetries.js parts.js answer.js page.js".split()
 
 
 def write_page(document: Mapping[str, Any], file: str | Path) -> Path:
@@ -135,8 +135,23 @@ def _question(question: Content, number: int) -> str:
     return (
         f'<section class="question" id="q{number}" aria-labelledby="q{number}-title">'
         f'<h2 id="q{number}-title">{heading}</h2>'
-        f'<p class="verdict">{verdict_html(question["verdict"])}</p>'
+        f"{_verdict(question)}"
         f'<div class="parts"></div></section>'
+    )
+
+
+def _verdict(question: Content) -> str:
+    """Return the answer, with the details folded away if its sentences are known one by one."""
+    summary, verdict = question.get("summary"), verdict_html(question["verdict"])
+    if not isinstance(summary, dict) or not question.get("headline"):
+        return f'<p class="verdict">{verdict}</p>'
+    first = " ".join(str(summary.get(key, "")) for key in ("certainty", "notes"))
+    then = " ".join(str(summary.get(key, "")) for key in ("recommendation", "score", "invariances"))
+    return (
+        f'<p class="verdict answer"><strong>{_typeset(question["headline"])}</strong></p>'
+        f'<p class="verdict">{_typeset(first.strip())}</p>'
+        f'<p class="advice">{_typeset(then.strip())}</p>'
+        f'<details class="why"><summary>Why: all margins</summary><p>{verdict}</p></details>'
     )
 
 
@@ -150,4 +165,5 @@ def verdict_html(text: str) -> str:
 def _typeset(text: str) -> str:
     """Escape running text; use minus signs and keep numbers with their units."""
     together = re.sub(r"(?<=\d) (?=%|nats\b)", "&nbsp;", html.escape(text))
-    return re.sub(r"(?<=[\s(])-(?=\d)", "&minus;", together)
+    minus = re.sub(r"(?<=[\s(])-(?=\d)", "&minus;", together)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", minus)
