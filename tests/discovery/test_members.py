@@ -29,8 +29,7 @@ from symrazor.discovery.members import (
 )
 from symrazor.discovery.question import Question, Structure
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, START_RATIO, Relaxed
-from symrazor.training.fit import DATA_PER_FREE_PRECISION
-from symrazor.training.options import FitConfig
+from symrazor.training.options import DATA_PER_FREE_PRECISION, FitConfig
 
 
 def logits(n: int = 200, classes: int = 4) -> tuple[Tensor, Tensor]:

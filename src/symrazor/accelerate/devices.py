@@ -21,7 +21,7 @@ from functools import cache
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 T = TypeVar("T")
 Job = TypeVar("Job")
@@ -54,6 +54,28 @@ def resolve_device(name: str) -> str:
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def move_model(model: nn.Module, name: str) -> torch.device:
+    """Move the model to a device and return the device."""
+    if next(model.parameters(), None) is None:
+        raise ValueError("The model has no parameters.")
+    if name != "auto":
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda'.") from error
+        n_cuda = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= n_cuda:
+            raise ValueError(
+                f"Device {name!r} is not available: this machine has {n_cuda} CUDA devices. Use "
+                "device='auto'."
+            )
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"Device {name!r} is not available: {error}") from error
+    return next(model.parameters()).device
 
 
 @cache

@@ -11,6 +11,7 @@ from symrazor.core.choices import TASKS, Kind, Task
 from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reserve
 from symrazor.data.batches import Tensors, check_batch, check_lengths, chunks
+from symrazor.data.times import check_states, extrapolate_times
 
 MIN_SAMPLES = 20
 """Fewer samples carry no information about structure."""
@@ -187,7 +188,7 @@ def dataset(
     inputs = as_kind(x, kind, source)
     if kind == "trajectory":
         times = None if times is None else extrapolate_times(inputs, times)
-        _check_states(inputs, times, source)
+        check_states(inputs, times, source)
     if y is None:
         if kind != "trajectory":
             check_batch(inputs, torch.zeros(len(inputs)), source)
@@ -307,26 +308,6 @@ def recognise_task(y: Tensor) -> Task:
     return "classification" if are_classes else "regression"
 
 
-def extrapolate_times(states: Tensor, times: Tensor) -> Tensor:
-    """Continue the times [n, time] of trajectories that are padded with NaN at the end.
-
-    Times of another shape are unchanged. A time that is still NaN belongs to an observed state, or
-    precedes one.
-    """
-    if times.ndim != 2 or times.shape != states.shape[:2] or not times.isnan().any():
-        return times
-    extended = times.clone()
-    for row, path in zip(extended, states, strict=True):
-        known = (~row.isnan()).nonzero()[:, 0].tolist()
-        if not known or not path[known[-1] + 1 :].isnan().any(1).all():
-            continue
-        first, last = known[0], known[-1]
-        step = (row[last] - row[first]) / (last - first) if last > first else 1.0
-        for number in range(last + 1, len(row)):
-            row[number] = row[number - 1] + step
-    return extended
-
-
 def _test_inputs(x: Tensor, train: Tensor, kind: str, source: str) -> Tensor:
     where = f"the test data of {source}"
     inputs = as_kind(x, kind, where)
@@ -337,40 +318,6 @@ def _test_inputs(x: Tensor, train: Tensor, kind: str, source: str) -> Tensor:
         )
     check_batch(inputs, torch.zeros(len(inputs)), where)
     return inputs
-
-
-def _check_states(x: Tensor, times: Tensor | None, source: str) -> None:
-    """Check states and times of trajectories; NaN marks a missing state."""
-    infinite = x.isinf().any(2).nonzero()
-    if len(infinite):
-        raise ValueError(
-            f"{source}, trajectory {int(infinite[0, 0])}, row {int(infinite[0, 1])}: an infinite "
-            "state. Repair it, or mark it as missing with NaN."
-        )
-    if times is None:
-        return
-    if times.shape not in (x.shape[1:2], x.shape[:2]):
-        raise ValueError(
-            f"{source} has {x.shape[1]} steps, but times of shape {list(times.shape)}. Save one "
-            "time for each step."
-        )
-    missing = (~times.isfinite()).nonzero()
-    if len(missing):
-        *trajectory, row = missing[0].tolist()
-        raise ValueError(f"{source}, {_row_name(trajectory, row)}: no time. Fill it in.")
-    not_increasing = (~(times.diff(dim=-1) > 0)).nonzero()
-    if len(not_increasing):
-        *trajectory, row = not_increasing[0].tolist()
-        before, after = (float(times[(*trajectory, r)]) for r in (row, row + 1))
-        action = "Sort the rows by time." if after < before else "Drop one of the two rows."
-        raise ValueError(
-            f"{source}, {_row_name(trajectory, row)} and row {row + 1}: times must increase, got "
-            f"{before:.9g} and {after:.9g}. {action}"
-        )
-
-
-def _row_name(trajectory: list[int], row: int) -> str:
-    return f"trajectory {trajectory[0]}, row {row}" if trajectory else f"row {row}"
 
 
 _T = TypeVar("_T")

@@ -39,7 +39,7 @@ from symrazor.invariance.learned_augmentation import (
     learn_augmentation,
 )
 from symrazor.invariance.spread import MIN_CERTAIN, STEPS
-from symrazor.symmetry.verdict import Invariance
+from symrazor.symmetry.widths import Invariance
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig

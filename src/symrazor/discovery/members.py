@@ -42,9 +42,9 @@ from symrazor.inference.razor_config import State, copy_state
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, free_groups, path_groups, start_near_
 from symrazor.symmetry.reading import Reading
 from symrazor.training.evidence_training import EVALUATION_BATCH, outputs
-from symrazor.training.fit import DATA_PER_FREE_PRECISION, Fit, fit
+from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import Record
-from symrazor.training.options import FitConfig
+from symrazor.training.options import DATA_PER_FREE_PRECISION, FitConfig
 
 TEMPERATURES = (0.5, 20.0)
 """Range of the temperature of logits."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.data.datasets import extrapolate_times
+from symrazor.data.times import extrapolate_times
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
 from symrazor.dynamics.conserving import ConservingSimulator

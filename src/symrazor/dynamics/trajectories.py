@@ -13,7 +13,7 @@ from symrazor.core.files import reader, reserve
 from symrazor.data.binary_files import read_archive
 from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, PADDED_COPIES, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories
-from symrazor.data.datasets import extrapolate_times
+from symrazor.data.times import extrapolate_times
 from symrazor.dynamics.mechanics import solve
 from symrazor.dynamics.systems import System
 

@@ -18,7 +18,6 @@ updates:
 Hyperparameters inside the network have no fixed point and always move by Adam.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,19 +28,12 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.devices import tf32
 from symrazor.accelerate.processes import broadcast_, max_over_processes, unwrap
-from symrazor.core.errors import DivergenceError
-from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood, check_compatible
+from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
 from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.prior import Prior
-from symrazor.core.validation import replace_options
+from symrazor.core.validation import check_positive_integer, replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import (
-    AUTO,
-    Curvature,
-    CurvatureTask,
-    Method,
-    collect_curvature,
-)
+from symrazor.curvature.estimate import AUTO, Curvature, CurvatureTask, Method, collect_curvature
 from symrazor.curvature.structures import STRUCTURES
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
@@ -55,13 +47,8 @@ from symrazor.data.batches import (
     check_data_count,
     map_tensors,
 )
-from symrazor.inference.evidence import (
-    Evidence,
-    hyper_gradient,
-    laplace_evidence,
-    log_curvatures,
-    update_noise_,
-)
+from symrazor.inference.evidence import Evidence, laplace_evidence, log_curvatures, tightest
+from symrazor.inference.hyper_updates import hyper_gradient, update_hyperparameters_
 from symrazor.inference.posterior import Posterior
 from symrazor.inference.razor_config import (
     RazorConfig,
@@ -114,15 +101,13 @@ class Razor:
         prior: Prior | None = None,
         **changes: Any,
     ) -> None:
-        if n_data < 1 or n_data != int(n_data):
-            raise ValueError(f"n_data must be a positive integer, got {n_data}.")
+        self.n_data = check_positive_integer("n_data", n_data)
         ignored = {"prior_precision", "free_precision", "prior_groups"} & set(changes)
         if prior is not None and ignored:
             names = ", ".join(sorted(ignored))
             raise ValueError(f"{names} has no effect together with prior=. Pass one or the other.")
         self.config = replace_options(config or RazorConfig(), changes)
         self.model = model = unwrap(model)
-        self.n_data = n_data
         self.layers: list[Layer] = layers(model)
         device = next(iter(weights(model).values())).device
         self.likelihood = as_likelihood(likelihood).to(device)
@@ -211,7 +196,7 @@ class Razor:
         curvature = self._curvature(loader, subset, differentiable, structure)
         theta = weights(self.model) if differentiable else self._theta()
         evidence = laplace_evidence(curvature.prepare(), self.prior, theta)
-        _check_finite(evidence)
+        evidence.check_finite()
         self.latest = evidence.detach()
         return evidence if differentiable else self.latest
 
@@ -242,7 +227,7 @@ class Razor:
             balance_(self.model, self.prior.group_of)
         curvature = self._curvature(loader, subset).prepare()
         evidence = laplace_evidence(curvature, self.prior, self._theta()).detach()
-        _check_finite(evidence)
+        evidence.check_finite()
         self.latest = evidence
         if not past_burn_in:
             return evidence
@@ -254,7 +239,8 @@ class Razor:
             loader_state.restore()
             gradient = self.hyper_gradient(loader, curvature, subset)
         self._update_prior(curvature)
-        self._update_hyperparameters(gradient)
+        if gradient:
+            update_hyperparameters_(self, gradient, self._n_outputs or 1)
         self.is_updated = True
         # Processes on different machines may round differently.
         broadcast_([*self.prior.parameters(), *self.eta.values()])
@@ -284,15 +270,8 @@ class Razor:
         # more memory than a training step: process a batch in pieces.
         pieces = self.config.pieces if hyperparameters(self.model) else 1
         method = method or self.method
-        return CurvatureTask(
-            self.model,
-            self.layers,
-            self.likelihood,
-            method,
-            self.generator,
-            pieces,
-            memory=self.config.memory,
-        )
+        parts = (self.model, self.layers, self.likelihood, method, self.generator, pieces)
+        return CurvatureTask(*parts, memory=self.config.memory)
 
     def _curvature(
         self,
@@ -304,28 +283,21 @@ class Razor:
         """Return the curvature; for "auto", the exact one or the tighter of two lower bounds."""
         self._refresh_layers()
         method = self.method if structure is None else replace(self.method, structure=structure)
-        if method.structure == AUTO and iter(loader) is loader:  # may be read several times
-            loader = ReplayableBatches(self._batches(loader, subset))
-        methods = self._methods(method, loader, subset)
+        methods = [method]
+        if method.structure == AUTO:
+            if iter(loader) is loader:  # may be read several times
+                loader = ReplayableBatches(self._batches(loader, subset))
+            methods = self._automatic(method, loader, subset)
         estimates = [self._estimate(m, loader, subset, keep_graph) for m in methods]
-        if len(estimates) == 1:
-            return estimates[0]
-        log_curvature = log_curvatures(self.prior, estimates[0], self._theta())
-        values = [float(c.prepare().stacked.logdet(log_curvature).detach()) for c in estimates]
-        best = min(range(len(values)), key=values.__getitem__)
-        gap = 0.5 * (max(values) - min(values))
-        return replace(estimates[best], gap=gap)
+        return tightest(estimates, self.prior, self._theta())
 
-    def _methods(self, method: Method, loader: Loader, subset: int | None) -> list[Method]:
-        """Return the method itself, or those that "auto" stands for."""
-        if method.structure != AUTO:
-            return [method]
+    def _automatic(self, method: Method, loader: Loader, subset: int | None) -> list[Method]:
+        """Return the methods that "auto" stands for."""
         if self._n_outputs is None:
             next(iter(self._batches(loader, subset)), None)  # runs the model once
         n_weights = sum(value.numel() for value in weights(self.model).values())
         n_columns = max_over_processes(self._n_columns)
-        n_data = self.n_data if subset is None else min(subset, self.n_data)
-        return resolve(method, n_weights, n_data, n_columns)
+        return resolve(method, n_weights, self._n_read(subset), n_columns)
 
     def _estimate(
         self, method: Method, loader: Loader, subset: int | None, keep_graph: bool
@@ -333,7 +305,7 @@ class Razor:
         data: Loader = self._batches(loader, subset)
         if STRUCTURES[method.structure].passes > 1 and iter(loader) is not loader:
             data = RepeatedBatches(partial(self._batches, loader, subset))
-        expected = self.n_data if subset is None else min(subset, self.n_data)
+        expected = self._n_read(subset)
         with tf32(self.config.tf32):
             curvature = collect_curvature(
                 self._task(method),
@@ -347,6 +319,9 @@ class Razor:
         # A process without data has not seen any outputs.
         self._n_outputs = max_over_processes(self._n_outputs or 0)
         return curvature
+
+    def _n_read(self, subset: int | None) -> int:
+        return self.n_data if subset is None else min(subset, self.n_data)
 
     def _refresh_layers(self) -> None:
         """Check the model again: modes, modules and frozen weights may have changed."""
@@ -403,42 +378,20 @@ class Razor:
             self.precision_optimiser.step()
             self.prior.clamp_()
 
-    def _update_hyperparameters(self, gradient: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        if self.eta_optimiser is None or not gradient:
-            return
-        noise = self.likelihood.noise.raw if isinstance(self.likelihood, Gaussian) else None
-        temperature, damping = self.config.temperature, self.config.damping
-        self.eta_optimiser.zero_grad()
-        for name, parameter in self.eta.items():
-            fit, occam = gradient[name]
-            if parameter is noise and self.config.update == "mackay":
-                n_targets = self.n_data * (self._n_outputs or 1) / parameter.numel()
-                update_noise_(parameter, fit, occam, n_targets, temperature, damping)
-            else:
-                parameter.grad = -(fit + occam).to(parameter)
-        self.eta_optimiser.step()
-        self.eta_optimiser.zero_grad()
-
     # State.
 
     def _keep_if_best(self, evidence: Evidence) -> None:
         if self.best is None or evidence.log_evidence > self.best.log_evidence:
+            parts = ("model", "prior", "likelihood")
             self.best = evidence
-            self.best_state = {
-                "model": copy_state(self.model.state_dict()),
-                "prior": copy_state(self.prior.state_dict()),
-                "likelihood": copy_state(self.likelihood.state_dict()),
-            }
+            self.best_state = {name: copy_state(getattr(self, name).state_dict()) for name in parts}
 
     def restore_best(self) -> Evidence:
         """Restore model, prior and likelihood of the highest evidence that `step` has found."""
         if self.best is None or self.best_state is None:
-            raise ValueError(
-                "There is no best state yet: call step() twice after the burn-in first."
-            )
-        self.model.load_state_dict(self.best_state["model"])
-        self.prior.load_state_dict(self.best_state["prior"])
-        self.likelihood.load_state_dict(self.best_state["likelihood"])
+            raise ValueError("There is no best state yet: call step() twice after the burn-in.")
+        for name, state in self.best_state.items():
+            getattr(self, name).load_state_dict(state)
         self.latest = self.best
         return self.best
 
@@ -449,11 +402,3 @@ class Razor:
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()` of the same model and data set."""
         load_razor_state(self, state)
-
-
-def _check_finite(evidence: Evidence) -> None:
-    if not math.isfinite(float(evidence.log_evidence.detach())):
-        raise DivergenceError(
-            f"The evidence is not finite ({evidence}). The weights may have diverged: lower the "
-            "learning rate."
-        )

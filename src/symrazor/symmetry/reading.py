@@ -18,11 +18,11 @@ from symrazor.accelerate.processes import unwrap
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import json_ready
-from symrazor.curvature.estimate import Method
 from symrazor.data.batches import Input
 from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import latest_razor
+from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.breaking import breaking_modules, record_calls
 from symrazor.symmetry.equivariance import Errors, layer_errors
@@ -30,17 +30,16 @@ from symrazor.symmetry.tables import reading_html
 from symrazor.symmetry.verdict import (
     SMALL_ERROR,
     TRANSLATION,
-    Invariance,
     LayerReading,
     PathReading,
-    invariance_sentence,
-    invariances_of,
+    evidence_sentences,
     layer_verdict,
     network_sentence,
     percent,
     percent_range,
     support,
 )
+from symrazor.symmetry.widths import Invariance, invariance_sentence, invariances_of
 
 SCHEMA = 3
 """Version of the JSON document, see docs/how-to/read-a-result.md."""
@@ -278,11 +277,12 @@ def read(
         breaking = breaking_modules(razor.model, record_calls(razor.model, x)[1])
     if shape is None:
         shape = x.shape[1:] if isinstance(x, Tensor) else ()
-    widths = invariances_of(razor.model, shape)
+    averages = any(isinstance(module, Augmented) for module in razor.model.modules())
+    widths = invariances_of(razor.model, shape) if averages else {}
     sentences = [
         layer_verdict(layers, network_sentence(errors.network, breaking)),
-        invariance_sentence(widths),
-        _evidence_sentences(razor, evidence, layers),
+        invariance_sentence(widths) if widths else "",
+        evidence_sentences(evidence, layers, razor.at_bound),
     ]
     return Reading(
         verdict=" ".join(sentence for sentence in sentences if sentence),
@@ -296,31 +296,6 @@ def read(
         config={f.name: json_ready(getattr(razor.config, f.name)) for f in fields(razor.config)},
         versions={"python": platform.python_version(), "torch": torch.__version__},
     )
-
-
-def _evidence_sentences(razor: Learned, evidence: Evidence, layers: Sequence[LayerReading]) -> str:
-    """Return log evidence, fit, complexity and the number of effective parameters."""
-    total = sum(path.parameters for layer in layers for path in layer.paths)
-    effective = sum(layer.effective_parameters for layer in layers)
-    text = (
-        f"Log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
-        f"data point): fit {float(evidence.log_likelihood):,.1f}, complexity "
-        f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
-    )
-    if evidence.structure not in ("", Method().description):
-        text += f" Curvature: {evidence.structure}{_gap_in_words(evidence)}."
-    if razor.at_bound:
-        text += f" Prior precision at its bound: {', '.join(razor.at_bound)}."
-    return text
-
-
-def _gap_in_words(evidence: Evidence) -> str:
-    gap = evidence.gap
-    if gap is None or gap < 0.05:
-        return ""
-    if "bound" in evidence.structure:
-        return f" ({gap:,.1f} nats above a second lower bound)"
-    return f" (at most {gap:,.1f} nats too low)"
 
 
 def _layer_readings(

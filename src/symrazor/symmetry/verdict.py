@@ -1,4 +1,4 @@
-r"""Turn the measured symmetry of layers, and learned invariances, into verdict sentences.
+r"""Turn the measured symmetry of layers, and the evidence, into verdict sentences.
 
 A layer is classified by its measured equivariance error and by the share of its effective
 parameters that is in free paths (`LayerReading.kind`). All thresholds of this classification are in
@@ -9,23 +9,17 @@ also equivariant to its subgroups, so the sum of paths is equivariant to H up to
 group does not contain H. The layer supports H if its measured error under H is small or, where no
 error was measured, if these paths hold a small share of its effective parameters. Verdicts name the
 largest supported groups.
-
-The learned width of a transformation counts as open from `MIN_OPEN_WIDTH` and as full invariance
-from `FULL_WIDTH`. A width below `MIN_OPEN_WIDTH` is reported as "no evidence for invariance"; it
-never means that the transformation changes the label.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, get_args
 
-from torch import nn
-
 from symrazor.core.text import join_names
-from symrazor.invariance.averaged_network import MIN_WIDTH, Augmented
+from symrazor.curvature.estimate import Method
+from symrazor.inference.evidence import Evidence
 from symrazor.layers.relaxed import Relaxed
 
 FREE_SHARE = 0.05
@@ -48,43 +42,6 @@ not determine the weights that cause it, as in a network after little training.
 """
 TRANSLATION = "translation"
 """Name of the translation group, which describes the layers of image networks."""
-MIN_OPEN_WIDTH: dict[str, float] = {
-    "degrees": 5.0,
-    "pixels": 0.5,
-    "half-widths": 0.05,
-    "factor": 1.1,
-    "probability": 0.25,
-    "probability of 1/4": 0.125,
-    "deviations": 0.05,
-    "steps": 0.5,
-}
-"""Unit -> smallest width that is reported as an invariance; other units: any width above 0.
-
-Full invariance to a flip has probability 0.5, to quarter turns 0.25 each; the thresholds are half
-of these. The other thresholds are barely visible to a person: images that are never transformed
-still give widths slightly above 0.
-"""
-FULL_WIDTH: dict[str, float] = {"degrees": 170.0, "probability": 0.45, "probability of 1/4": 0.22}
-"""Unit -> width from which the network counts as invariant to the whole group."""
-_NOUNS = {
-    "rotation": "rotations",
-    "x-translation": "horizontal shifts",
-    "y-translation": "vertical shifts",
-    "x-scale": "horizontal scaling",
-    "y-scale": "vertical scaling",
-    "x-rotation": "rotations about x",
-    "y-rotation": "rotations about y",
-    "z-rotation": "rotations about z",
-    "left-right flip": "left-right flips",
-    "up-down flip": "up-down flips",
-    "scale": "scaling",
-    "brightness": "changes of brightness",
-    "contrast": "changes of contrast",
-    "saturation": "changes of saturation",
-    "time shift": "time shifts",
-    "time scale": "changes of speed",
-}
-"""Generator -> its name in a sentence; other generators keep their name."""
 Kind = Literal["equivariant", "approximate", "unused freedom", "borders", "broken", "undetermined"]
 
 
@@ -356,75 +313,28 @@ def _layer_names(kind: Kind, layers: Sequence[LayerReading]) -> str:
     return f"layer{'' if count == 1 else 's'} {join_names(parts)}"
 
 
-@dataclass(frozen=True)
-class Invariance:
-    """The learned width of one transformation.
-
-    Args:
-        width: largest transformation in either direction, or probability of a discrete element.
-        unit: degrees, pixels, half-widths, factor, probability, or the unit of the data.
-    """
-
-    width: float
-    unit: str
-
-    @property
-    def open(self) -> bool:
-        """Return whether the width is large enough to be reported as an invariance."""
-        return self.width >= MIN_OPEN_WIDTH.get(self.unit, 2 * MIN_WIDTH)
-
-    def __str__(self) -> str:
-        amount = f"{self.width:.3g}"
-        return f"factor {amount}" if self.unit == "factor" else f"{amount} {self.unit}".strip()
+def evidence_sentences(
+    evidence: Evidence, layers: Sequence[LayerReading], at_bound: Sequence[str]
+) -> str:
+    """Return log evidence, fit, complexity and the number of effective parameters."""
+    total = sum(path.parameters for layer in layers for path in layer.paths)
+    effective = sum(layer.effective_parameters for layer in layers)
+    text = (
+        f"Log evidence {float(evidence.log_evidence):,.1f} ({float(evidence.per_datum):.3f} per "
+        f"data point): fit {float(evidence.log_likelihood):,.1f}, complexity "
+        f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
+    )
+    if evidence.structure not in ("", Method().description):
+        text += f" Curvature: {evidence.structure}{_gap_in_words(evidence)}."
+    if at_bound:
+        text += f" Prior precision at its bound: {', '.join(at_bound)}."
+    return text
 
 
-def invariances_of(model: nn.Module, shape: Sequence[int]) -> dict[str, Invariance]:
-    """Return the learned widths of all `Augmented` networks in a model, by generator.
-
-    The shape of one input converts widths to pixels.
-    """
-    invariances: dict[str, Invariance] = {}
-    for module_name, module in model.named_modules():
-        if isinstance(module, Augmented):
-            prefix = f"{module_name}: " if module_name else ""
-            for label, width in module.invariances(shape).items():
-                match = re.fullmatch(r"(.*) \(([^()]*)\)", label)  # such as "rotation (degrees)"
-                name, unit = match.groups() if match else (label, "")
-                unit = {"px": "pixels"}.get(unit, unit)
-                invariances[prefix + name] = Invariance(width, unit)
-    return invariances
-
-
-def invariance_sentence(invariances: Mapping[str, Invariance]) -> str:
-    """Return sentences such as "Invariant to rotations up to 34 degrees."."""
-    known = {
-        name: entry
-        for name, entry in invariances.items()
-        if math.isfinite(entry.width) and entry.unit != "share"
-    }
-    opened = [_phrase(name, entry) for name, entry in known.items() if entry.open]
-    closed = [_noun(name) for name, entry in known.items() if not entry.open]
-    sentences = [f"Invariant to {join_names(opened)}."] if opened else []
-    if closed:
-        sentences.append(f"No evidence for invariance to {join_names(closed, 'or')}.")
-    return " ".join(sentences)
-
-
-def _phrase(name: str, entry: Invariance) -> str:
-    """Return a transformation with its range, as in "rotations up to 34 degrees"."""
-    noun = _noun(name)
-    if entry.width >= FULL_WIDTH.get(entry.unit, math.inf):
-        return noun if "probability" in entry.unit else f"all {noun}"
-    if "probability" in entry.unit:
-        return f"{noun} (probability {entry.width:.2g})"
-    amount = f"{entry.width:.0f}" if entry.width >= 10 else f"{entry.width:.2g}"
-    if entry.unit == "factor":
-        return f"{noun} by factors up to {amount}"
-    return f"{noun} up to {amount} {entry.unit}".rstrip()
-
-
-def _noun(name: str) -> str:
-    """Return the plural of a generator; a prefix such as "mode 1: " stays in front."""
-    prefix, colon, generator = name.rpartition(": ")
-    plural = generator.replace("turn by", "rotations by")  # "turn by 90 degrees"
-    return prefix + colon + _NOUNS.get(generator, plural)
+def _gap_in_words(evidence: Evidence) -> str:
+    gap = evidence.gap
+    if gap is None or gap < 0.05:
+        return ""
+    if "bound" in evidence.structure:
+        return f" ({gap:,.1f} nats above a second lower bound)"
+    return f" (at most {gap:,.1f} nats too low)"

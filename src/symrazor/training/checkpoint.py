@@ -306,3 +306,18 @@ def check_identity(saved: State, current: State) -> None:
     compare("options", options, current["options"])
     for name in ("data", "likelihood", "model"):
         compare(name, saved[name], current[name])
+
+
+def open_checkpoints(save: str | Path | None, resume: str | Path | None) -> Checkpoints | None:
+    """Return the checkpoints to continue from or to save to."""
+    if resume is not None:
+        return Checkpoints(resume)
+    if save is None:
+        return None
+    checkpoints = Checkpoints(save)
+    if checkpoints.paths():
+        raise ValueError(
+            f"{save} already has the checkpoints of another run. Use resume={str(save)!r} to "
+            "continue that run, or choose a new directory."
+        )
+    return checkpoints

@@ -33,7 +33,6 @@ from symrazor.accelerate.processes import (
 )
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.files import reading
-from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import hyperparameters
 from symrazor.data import TensorLoader, Tensors
 from symrazor.data.batches import call
@@ -64,12 +63,6 @@ MAX_CURVATURE_NUMBERS = 400_000
 """Input numbers per batch of an evidence step on a CPU, at most, unless 16 examples exceed it."""
 EVIDENCE_SUBSET = 5000
 """Examples per evidence step, at most, by default."""
-MAX_PRUNED_GAIN = 3.0
-"""Largest gain in nats over a constant prediction of a pruned network."""
-MIN_PRUNING_STEPS = 5
-"""Fewer evidence steps do not prune a network."""
-MIN_RISE = 2.0
-"""Smallest factor by which the precision of a pruned group has risen."""
 AUGMENTATION_SEED_OFFSET = 1_000_003
 """Added to the seed, so that augmentation does not repeat the random numbers of shuffling."""
 
@@ -92,28 +85,6 @@ def shared_outputs(model: nn.Module, x: Tensor) -> Tensor:
     combined[part] = local[: part.stop - part.start]
     all_reduce_([combined])
     return combined
-
-
-def is_pruned(history: Sequence[Record], likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:
-    """Return whether the evidence has pruned a network to a constant.
-
-    If an evidence step raises the precisions before the weights have learned anything, the weights
-    shrink, and the precisions rise further: the network ends with the same prediction for every
-    input, often a local maximum of the evidence only. Such a network hardly predicts better than
-    its mean output. A precision has risen in several evidence steps: the cause is not a short
-    training, or a prior that was fixed. `fit` trains it once more (`FitConfig.gentler`).
-
-    Args:
-        history: records of its training.
-        likelihood: its likelihood.
-        f: its outputs on the training data.
-        y: their labels.
-    """
-    steps = [record["precisions"] for record in history if "precisions" in record]
-    if len(steps) < MIN_PRUNING_STEPS:
-        return False
-    has_risen = any(steps[-1][group] > MIN_RISE * value for group, value in steps[0].items())
-    return has_risen and likelihood.gain_over_constant(f, y) <= MAX_PRUNED_GAIN
 
 
 class Training(Task):

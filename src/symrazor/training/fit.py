@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from symrazor.accelerate.devices import move_model
 from symrazor.accelerate.processes import (
     ShardedLoader,
     check_not_sharded,
@@ -33,26 +34,25 @@ from symrazor.data.streams import Column, as_samples
 from symrazor.inference.evidence import Evidence
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import RazorConfig, copy_state, remember_razor
+from symrazor.inference.razor_config import copy_state, remember_razor
 from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module
-from symrazor.layers.relaxed import FREE_PATH_PRECISION, spatial_layers, start_near_
+from symrazor.layers.relaxed import spatial_layers, start_near_
 from symrazor.report.page import write_page
 from symrazor.symmetry.collapse import collapse, path_shares
 from symrazor.symmetry.reading import Reading, read
 from symrazor.symmetry.tables import fit_html
-from symrazor.training.checkpoint import Checkpoints
+from symrazor.training.checkpoint import Checkpoints, open_checkpoints
 from symrazor.training.evidence_training import (
     EVALUATION_BATCH,
     Training,
-    is_pruned,
     max_curvature_batch,
     outputs,
     shared_outputs,
 )
 from symrazor.training.fit_document import document_of
-from symrazor.training.loop import Callback, Record
+from symrazor.training.loop import Callback, Record, check_callbacks
 from symrazor.training.options import FitConfig
 
 log = logging.getLogger("symrazor")
@@ -65,12 +65,16 @@ MAX_PRUNING_SAMPLES = 2000
 """Training samples on which a network is compared with a guess."""
 COLLAPSE_SAMPLES = 32
 """Training inputs on which the report of `Fit.collapse` is measured."""
+MAX_PRUNED_GAIN = 3.0
+"""Largest gain in nats over a constant prediction of a pruned network."""
+MIN_PRUNING_STEPS = 5
+"""Fewer evidence steps do not prune a network."""
+MIN_RISE = 2.0
+"""Smallest factor by which the precision of a pruned group has risen."""
 PRUNED = (
     "The network predicts the same for every input: the evidence has removed all weights that "
     "depend on the input."
 )
-DATA_PER_FREE_PRECISION = 15
-"""A free path learns only if its prior precision is at most one per this many examples."""
 
 
 @dataclass
@@ -219,14 +223,15 @@ def fit(
     if not isinstance(config, FitConfig | None):
         raise ValueError(f"config must be a FitConfig, got {type(config).__name__}.")
     options = (config or FitConfig()).change(**changes)
-    _check_callbacks(callbacks)
+    check_callbacks(callbacks)
     if started_by_torchrun() and world().size == 1:
         log.warning(
             "torchrun started several processes, but each trains by itself. To train together, "
             "call symrazor.accelerate.processes.start() before fit."
         )
-    checkpoints = _open_checkpoints(options)
-    device = _move_model(model, options.device)
+    is_saved = options.save is not None or options.resume is not None
+    checkpoints = open_checkpoints(options.save, options.resume) if is_saved else None
+    device = move_model(model, options.device)
     x, y = _to_device(data, "the training data", device)
     likelihood = as_likelihood(likelihood)
     _check_outputs(model, likelihood, (x, y), "the training data")
@@ -272,7 +277,7 @@ def _train(
     generator = torch.Generator().manual_seed(options.seed)
     loader = TensorLoader(x, y, options.batch_size, shuffle=True, generator=generator)
     burn_in, _ = options.burn_in_steps(options.epochs * len(loader))
-    razor_options = replace(_starting_prior(options, len(y)), burn_in=burn_in, seed=options.seed)
+    razor_options = replace(options.starting_razor(len(y)), burn_in=burn_in, seed=options.seed)
     razor = Razor(model, likelihood, len(y), razor_options)
     with eval_mode(model):
         razor.verify(x[:2])  # now, not after the first epochs
@@ -310,23 +315,38 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
             find_reach_(model, (x[index], y[index]))
     reading = read(razor, evidence, about, figures, inputs, x.shape[1:])
     index = _subsample(x, MAX_PRUNING_SAMPLES, seed)
-    pruned = is_pruned(history, razor.likelihood, shared_outputs(model, x[index]), y[index])
+    pruned = _is_pruned(history, razor.likelihood, shared_outputs(model, x[index]), y[index])
     if pruned:
         reading = replace(reading, verdict=f"{PRUNED} {reading.verdict}")
     return Fit(model, razor, evidence, reading, history, unshuffled, pruned)
+
+
+def _is_pruned(history: Sequence[Record], likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:
+    """Return whether the evidence has pruned a network to a constant.
+
+    If an evidence step raises the precisions before the weights have learned anything, the weights
+    shrink, and the precisions rise further: the network ends with the same prediction for every
+    input, often a local maximum of the evidence only. Such a network hardly predicts better than
+    its mean output. A precision has risen in several evidence steps: the cause is not a short
+    training, or a prior that was fixed. `fit` trains it once more (`FitConfig.gentler`).
+
+    Args:
+        history: records of its training.
+        likelihood: its likelihood.
+        f: its outputs on the training data.
+        y: their labels.
+    """
+    steps = [record["precisions"] for record in history if "precisions" in record]
+    if len(steps) < MIN_PRUNING_STEPS:
+        return False
+    has_risen = any(steps[-1][group] > MIN_RISE * value for group, value in steps[0].items())
+    return has_risen and likelihood.gain_over_constant(f, y) <= MAX_PRUNED_GAIN
 
 
 def _subsample(x: Tensor, count: int, seed: int) -> Tensor:
     """Return at most `count` random indices."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(len(x), generator=generator)[:count].to(x.device)
-
-
-def _check_callbacks(callbacks: object) -> None:
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise ValueError(
-            f"callbacks must be a list of functions, got {callbacks!r}. Use callbacks=[function]."
-        )
 
 
 def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
@@ -378,48 +398,3 @@ def _forward_first(model: nn.Module, x: Tensor, name: str) -> object:
             f"weights are {weight_dtype}): {error}. Check shape and dtype."
         ) from error
     return f
-
-
-def _starting_prior(options: FitConfig, n_data: int) -> RazorConfig:
-    """Return the razor's options, with the free precision of `start="near"` unless one is set."""
-    razor = options.razor
-    if options.start == "given" or razor.free_precision is not None or not razor.has_free_precision:
-        return razor
-    return replace(razor, free_precision=min(FREE_PATH_PRECISION, n_data / DATA_PER_FREE_PRECISION))
-
-
-def _move_model(model: nn.Module, name: str) -> torch.device:
-    """Move the model to a device and return the device."""
-    if next(model.parameters(), None) is None:
-        raise ValueError("The model has no parameters.")
-    if name != "auto":
-        try:
-            device = torch.device(name)
-        except RuntimeError as error:
-            raise ValueError(f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda'.") from error
-        n_cuda = torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= n_cuda:
-            raise ValueError(
-                f"Device {name!r} is not available: this machine has {n_cuda} CUDA devices. Use "
-                "device='auto'."
-            )
-        try:
-            model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"Device {name!r} is not available: {error}") from error
-    return next(model.parameters()).device
-
-
-def _open_checkpoints(options: FitConfig) -> Checkpoints | None:
-    """Return the checkpoints to continue from or to save to."""
-    if options.resume is not None:
-        return Checkpoints(options.resume)
-    if options.save is None:
-        return None
-    checkpoints = Checkpoints(options.save)
-    if checkpoints.paths():
-        raise ValueError(
-            f"{options.save} already has the checkpoints of another run. Use "
-            f"resume={str(options.save)!r} to continue that run, or choose a new directory."
-        )
-    return checkpoints

@@ -131,6 +131,14 @@ class Task(ABC):
         return self.seconds
 
 
+def check_callbacks(callbacks: object) -> None:
+    """Raise ValueError unless callbacks are a sequence of functions."""
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise ValueError(
+            f"callbacks must be a list of functions, got {callbacks!r}. Use callbacks=[function]."
+        )
+
+
 class Saver(Protocol):
     """Writes the checkpoints of a task."""
 

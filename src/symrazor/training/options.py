@@ -38,6 +38,7 @@ from torch import Tensor
 
 from symrazor.core.validation import check_at_least, check_types, replace_nested
 from symrazor.inference.razor_config import RazorConfig, State
+from symrazor.layers.relaxed import FREE_PATH_PRECISION
 
 log = logging.getLogger("symrazor")
 
@@ -51,6 +52,8 @@ DEFAULT_WARMUP = 0.05
 """Fraction of all steps in which the learning rate rises."""
 BURN_IN_FRACTION = 0.2
 """Fraction of all steps before the first change of a hyperparameter."""
+DATA_PER_FREE_PRECISION = 15
+"""A free path learns only if its prior precision is at most one per this many examples."""
 GENTLE_PRECISION = 0.1
 """Largest starting precision in the second training, and its factor to that of the first."""
 GENTLE_BURN_IN = 0.5
@@ -102,7 +105,7 @@ class FitConfig:
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         restart: whether a network whose weights the evidence has pruned is trained once more with a
-            weaker prior; see `evidence_training.is_pruned`. The one with the higher evidence is
+            weaker prior; see `symrazor.training.fit`. The one with the higher evidence is
             returned. The second training saves no checkpoints.
         seed: seed of shuffling, augmentation and probes.
         save: directory for the checkpoints of a new run.
@@ -191,6 +194,15 @@ class FitConfig:
         """Return the minimum and maximum number of burn-in steps of `total` training steps."""
         shortest = int(total * BURN_IN_FRACTION) if self.burn_in is None else self.burn_in
         return shortest, shortest if self.burn_in_most is None else self.burn_in_most
+
+    def starting_razor(self, n_data: int) -> RazorConfig:
+        """Return the razor's options, with the free precision of `start="near"` if none is set."""
+        razor = self.razor
+        is_set = razor.free_precision is not None or not razor.has_free_precision
+        if self.start == "given" or is_set:
+            return razor
+        precision = min(FREE_PATH_PRECISION, n_data / DATA_PER_FREE_PRECISION)
+        return replace(razor, free_precision=precision)
 
     def gentler(self, total_steps: int) -> "FitConfig":
         """Return the options of a second training, of a network that the evidence has pruned."""

@@ -31,7 +31,7 @@ from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.transformation import Flips, affine
 from symrazor.layers import Relaxed
 from symrazor.symmetry.relax import relax
-from symrazor.symmetry.verdict import invariances_of
+from symrazor.symmetry.widths import invariances_of
 from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
 
 FOLDS = 5

@@ -13,7 +13,7 @@ from symrazor.groups.lie import so2
 from symrazor.invariance import Augment, Augmented, Flips, affine, lie
 from symrazor.layers import FFC, Conv, Relaxed
 from symrazor.symmetry.reading import Reading
-from symrazor.symmetry.verdict import (
+from symrazor.symmetry.widths import (
     MIN_OPEN_WIDTH,
     Invariance,
     invariance_sentence,
