@@ -84,7 +84,7 @@ def discover_row(train: Tensors, test: Tensors, minutes: float, seed: int) -> li
     member = answer.recommended.members[0]
     compared = f"{member.evidence.n_data:,} trained on, {len(member.left_out):,} left out per start"
     print(found.verdict, flush=True)
-    p = torch.cat([found.predict(x) for x in test[0].split(1000)])
+    p = torch.cat([found.predict(x).mean for x in test[0].split(1000)])
     return ["discover", *scores(p.clamp(min=1e-12).log(), test[1]), seconds, training, compared]
 
 

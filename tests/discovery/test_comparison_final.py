@@ -84,6 +84,6 @@ def test_many_data_without_symmetry_get_the_ordinary_network(
     answer = answer_question(question, options, lambda text: None)
     assert answer.final is not None
     assert (answer.recommended.name, answer.final.name) == ("fully connected", "ordinary")
-    assert answer.final.fit.razor.n_data == 1900
+    assert answer.final.fit.razor.n_data == 1800
     assert answer.delivered.temperature == answer.final.own_temperature != 1.0
-    assert "An ordinary CNN, trained on 1,900 samples, predicts as well" in answer.details
+    assert "An ordinary CNN, trained on 1,800 samples, predicts as well" in answer.details

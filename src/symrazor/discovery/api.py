@@ -137,7 +137,7 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
         answer = replace(answer, invariances=invariances)
         # The ordinary network has seen many more data.
-        is_ordinary = answer.delivered.name != chosen.name
+        is_ordinary = family.ordinary is not None and answer.delivered.name == family.ordinary.name
         learned = invariances if isinstance(invariances, LearnedInvariances) else None
         if learned is not None and learned.delivered is not None and not is_ordinary:
             fit, temperature = learned.delivered, learned.temperature

@@ -66,6 +66,9 @@ STEPS_FILE = "steps.json"
 MIN_CHECKED_SAMPLES = 2000
 """Training samples from which some are kept for the check."""
 CHECK_SHARE, MAX_CHECK = 0.05, 1000
+SMALL_CHECK_SHARE, MIN_WIDER_SAMPLES = 0.1, 300
+"""Share of few samples for the check of a network that was not compared, and the fewest samples for
+which one is trained."""
 MAX_EVIDENCE_LOSS = 0.05
 """Nats per sample of evidence that the final network may lose, if no samples are kept: the noise of
 an estimate by random probes."""
@@ -248,31 +251,22 @@ def train_final(
 ) -> Candidate | None:
     """Return the network to deliver after its final training; None if that did not improve it.
 
-    That is the recommended network; with many data and no symmetry built in, the ordinary one.
+    That is the recommended network, or a wider one with the same symmetry; with many data and no
+    symmetry built in, the ordinary one.
     """
-    began = clock.now()
     member = max(candidate.members, key=lambda member: member.log_evidence)
-    training, check = _split(question, compared, member)
-    folder, family = options.unfinished_folder(question.name), question.family
-    costs, name = compared.plan.costs, candidate.name
-    has_symmetry = name in [symmetry.structure for symmetry in family.symmetries]
-    if len(training[1]) >= LARGE_SAMPLES and family.ordinary is not None and not has_symmetry:
-        name = family.ordinary.name
-        if costs:
-            config = replace(compared.comparison.config, batch_size=batch_size(len(training[1])))
-            costs = measure_costs([family.ordinary], training, question.likelihood, config)
-            seconds -= clock.now() - began
-    untimed = FinalPlan(name, compared.plan.epochs[1], len(training[1]))
-    make = partial(plan_final, name, costs[name], len(training[1]), seconds) if costs else None
-    plan = stored_plan(folder and folder / "final.json", make or (lambda: untimed))
+    folder = options.unfinished_folder(question.name)
+    make = partial(_final_plan, question, compared, candidate.name, seconds)
+    plan = stored_plan(folder and folder / "final.json", make)
     if plan is None:
         return None
+    previous = member if plan.name == candidate.name else None
+    training, check = _split(question, compared, member, previous is None)
     training = select(training, subsample(len(training[1]), plan.samples, options.seed))
     tell(
         f"  final training: {question.family.label(plan.name)}, {plan.epochs} epochs on "
         f"{plan.samples:,} samples"
     )
-    previous = member if plan.name == candidate.name else None
     trained = _train(question, compared, previous, plan, training, options)
     if not _is_better(trained, candidate.fit, check):
         tell("  the network of the comparison predicts better and is kept")
@@ -284,10 +278,40 @@ def train_final(
     return Candidate(plan.name, trained, candidate.members, temperature)
 
 
-def _split(question: Question, compared: Compared, member: Member) -> tuple[Tensors, Tensors]:
+def _final_plan(
+    question: Question, compared: Compared, name: str, seconds: float
+) -> FinalPlan | None:
+    """Return the plan for the recommended network, or for a larger one with the same symmetry.
+
+    The larger one starts from new weights. Unless it is the ordinary one, it needs at least as many
+    steps as the networks of the comparison had.
+    """
+    began, family, n = clock.now(), question.family, len(question.train[1])
+    costs, epochs = compared.plan.costs, compared.plan.epochs[1]
+    has_symmetry = name in [symmetry.structure for symmetry in family.symmetries]
+    larger = family.wider.get(name) if costs and n >= MIN_WIDER_SAMPLES else None
+    if n >= LARGE_SAMPLES and not has_symmetry and family.ordinary is not None:
+        larger = family.ordinary
+    if larger is not None and not costs:
+        return FinalPlan(larger.name, epochs, n)
+    if larger is not None:
+        config = replace(compared.comparison.config, batch_size=batch_size(n))
+        cost = measure_costs([larger], question.train, question.likelihood, config)[larger.name]
+        seconds -= clock.now() - began
+        plan = plan_final(larger.name, cost, n, seconds)
+        if plan is not None and (larger is family.ordinary or plan.steps >= compared.plan.steps):
+            return plan
+    return plan_final(name, costs[name], n, seconds) if costs else FinalPlan(name, epochs, n)
+
+
+def _split(
+    question: Question, compared: Compared, member: Member, is_larger: bool
+) -> tuple[Tensors, Tensors]:
     """Return the samples to train on and those for the check, which the member has not seen."""
     train, n = question.train, len(question.train[1])
     count = min(MAX_CHECK, int(CHECK_SHARE * n)) if n >= MIN_CHECKED_SAMPLES else 0
+    if is_larger:  # another network: evidences do not tell whether it predicts better
+        count = min(MAX_CHECK, max(count, int(SMALL_CHECK_SHARE * n)))
     comparison = compared.comparison
     pool = subsample(n, len(comparison.question.train[1]), comparison.seed)
     _, outside = comparison.split(member.start)
@@ -305,7 +329,7 @@ def _train(
     training: Tensors,
     options: Options,
 ) -> Fit:
-    """Continue from a network of the comparison; with None, train the ordinary one."""
+    """Continue from a network of the comparison; with None, train from new weights."""
     config, folder = compared.comparison.config, options.unfinished_folder(question.name)
     config = replace(
         config,
@@ -318,7 +342,8 @@ def _train(
         progress=options.progress,
         evidence_samples=result_samples(plan.samples),
     )
-    if previous is None:
+    ordinary = question.family.ordinary
+    if ordinary is not None and plan.name == ordinary.name:
         config = replace(config, lr=ORDINARY_LEARNING_RATE, keep="last")
     with torch.random.fork_rng([]):
         torch.manual_seed(options.seed)

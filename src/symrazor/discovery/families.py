@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,8 @@ from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, canonical_name, 
 
 MIN_POSITIONS = 4
 SET_WIDTH = 32
+WIDER = 2
+"""Channels of the final network, relative to those of the comparison."""
 AXES = ("x", "y")
 """Axes of images. A network that reads only rows is invariant along x."""
 PERCEPTRONS = {
@@ -219,7 +222,19 @@ def grid_family(
     ]
     build = partial(ordinary_convolutional, shape, outputs, width)
     ordinary = Structure("ordinary", build, "an ordinary CNN")
-    make_family = partial(Family, structures, "relaxed", "convolutional", ordinary=ordinary)
+    wide = partial(strict_cnn, shape, outputs, WIDER * width, groups)
+    readouts: dict[str, tuple[Reads, str]] = {
+        "convolutional": (None, "a plain CNN"),
+        "x-invariant": ("row", "a CNN with a readout by row"),
+        "y-invariant": ("column", "a CNN with a readout by column"),
+        "positional": ("position", "a CNN with a readout by position"),
+    }
+    wider = {
+        name: Structure(f"{name}, wider", partial(wide, reads=reads), f"{label}, twice as wide")
+        for name, (reads, label) in readouts.items()
+    }
+    options: dict[str, Any] = {"ordinary": ordinary, "wider": wider}
+    make_family = partial(Family, structures, "relaxed", "convolutional", **options)
     rivals = ["relaxed", "positional", "fully connected"]
     symmetries = [Symmetry("translation", "convolutional", rivals)]
     given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]

@@ -150,6 +150,8 @@ class Family:
             measured for every candidate, and features of vectors share one scale.
         ordinary: a fast network that is not compared, for the final training on many data if no
             symmetry is built in.
+        wider: structure -> a network with the same symmetry and more channels, for the final
+            training.
         permutes_points: whether to measure the effect of permuting the points of a set.
     """
 
@@ -161,6 +163,7 @@ class Family:
     describe: Callable[..., str] | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
     ordinary: Structure | None = None
+    wider: Mapping[str, Structure] = field(default_factory=dict)
     permutes_points: bool = False
 
     def __post_init__(self) -> None:
@@ -187,7 +190,8 @@ class Family:
 
     def structure(self, name: str) -> Structure:
         """Return the structure of a name."""
-        candidates = [*self.structures, *([] if self.ordinary is None else [self.ordinary])]
+        ordinary = [] if self.ordinary is None else [self.ordinary]
+        candidates = [*self.structures, *ordinary, *self.wider.values()]
         return next(structure for structure in candidates if structure.name == name)
 
     def label(self, name: str) -> str:
