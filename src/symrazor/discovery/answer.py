@@ -17,8 +17,8 @@ from torch import Tensor
 from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
+from symrazor.discovery.predictions import Calibration
 from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family
-from symrazor.discovery.uncertainty import Calibration
 from symrazor.symmetry.verdict import (
     LayerReading,
     capitalize,

@@ -32,6 +32,7 @@ from symrazor.discovery.invariances import (
     learn_invariances,
     wants_invariances,
 )
+from symrazor.discovery.predictions import Calibration, Start, calibrate
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,
@@ -42,7 +43,6 @@ from symrazor.discovery.question import (
 )
 from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.discovery.trajectories import learn_dynamics
-from symrazor.discovery.uncertainty import Calibration, Start, calibrate
 from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.training.evidence_training import outputs

@@ -19,10 +19,9 @@ from symrazor.data import Dataset, Tensors
 from symrazor.data.arrays import Preparation
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.evaluation import evaluate
 from symrazor.discovery.invariances import LearnedInvariances
+from symrazor.discovery.predictions import delivered_posterior, evaluate, not_tested
 from symrazor.discovery.trajectories import Dynamics, save_animation
-from symrazor.discovery.uncertainty import delivered_posterior
 from symrazor.inference.last_layer import LastLayer, predict
 from symrazor.inference.posterior import Prediction
 from symrazor.layers.path import is_symrazor_module, traced
@@ -356,7 +355,8 @@ def _question_document(result: QuestionResult) -> dict[str, Any]:
         "classes": _class_names(result.data),
         "targets": list(result.data.names) if result.data.task == "regression" else None,
         **parts,
-        **evaluate(result.network, result.posterior, result.data, result.test, answer),
+        "not_tested": not_tested(result.data, answer),
+        **evaluate(result.network, result.posterior, result.data, result.test),
     }
 
 

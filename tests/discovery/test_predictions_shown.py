@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.discovery.evaluation import EXAMPLES, STEPS, evaluate, shifts
+from symrazor.discovery.predictions import EXAMPLES, STEPS, evaluate, not_tested, shifts
 from symrazor.report.content import LEVELS, page_content
 
 
@@ -19,7 +19,8 @@ def series() -> sr.Discovery:
 
 def parts(found: sr.Discovery) -> dict[str, Any]:
     (result,) = found.results
-    return evaluate(result.network, result.posterior, result.data, result.test, result.answer)
+    shown = evaluate(result.network, result.posterior, result.data, result.test)
+    return {**shown, "not_tested": not_tested(result.data, result.answer)}
 
 
 def test_shifts_go_in_both_directions() -> None:
