@@ -36,8 +36,8 @@ function invariances(candidate) {
     h(
       "p",
       { class: "note" },
-      "Widths of the learned distribution of transformations, in both directions. A width near zero (a " +
-        "factor near one) means no evidence for invariance, not that the transformation changes the label.",
+      "Ranges of transformations that leave labels unchanged, in both directions. A transformation that is not " +
+        "listed, or a range near zero (a factor near one), means no evidence for invariance, not that the label changes.",
     ),
     h(
       "dl",
