@@ -181,15 +181,92 @@ def test_subsets_are_a_bound_in_expectation() -> None:
 
 
 def test_sampled_outputs_are_unbiased_for_independent_ones() -> None:
+    """With one batch, the mean over all columns is the value of independent outputs."""
     model, (x, y) = _network(5, 4, 3, pooled=False), _data(5, 6, 3)
-    expected = _log_det(model, [(x, y)], structure="kernel", block=3, outputs="independent")
+    options = {"structure": "kernel", "block": 3}
+    expected = _log_det(model, [(x, y)], outputs="independent", **options)
+    razor = sr.Razor(model, "categorical", 6, prior_precision=0.3, outputs="sampled", **options)
+    draws = {round(float(razor.evidence([(x, y)]).log_det), 9) for _ in range(30)}
+    assert len(draws) == 2  # three outputs have a root of two columns
+    assert sum(draws) / 2 == pytest.approx(expected, rel=1e-8)
+
+
+def test_sampled_outputs_of_several_batches_bound_on_average() -> None:
+    """Samples of a block have the columns of their batches: four choices, equally likely."""
+    model, (x, y) = _network(5, 4, 3, pooled=False), _data(5, 6, 3)
+    batches = [(x[:3], y[:3]), (x[3:], y[3:])]
     razor = sr.Razor(
-        model, "categorical", 6, prior_precision=0.3, structure="kernel", block=3, outputs="sampled"
+        model, "categorical", 6, prior_precision=0.3, structure="kernel", outputs="sampled"
     )
-    draws = torch.stack([razor.evidence([(x, y)]).log_det for _ in range(400)])
-    error = float(draws.std()) / math.sqrt(len(draws))
-    assert error > 0
-    assert abs(float(draws.mean()) - expected) < 4 * error
+    draws = {round(float(razor.evidence(batches).log_det), 9) for _ in range(60)}
+    assert len(draws) == 4
+    assert sum(draws) / 4 > _log_det(model, batches, structure="kernel") + 1e-3
+
+
+def test_blocks_by_class_are_the_blocks_of_sorted_data() -> None:
+    """Also where a class is larger than a block, in any order of reading."""
+    model, (x, y) = _network(10, 5, 3, pooled=False), _data(10, 13, 3)
+    order = y.argsort(stable=True)
+    exact = _log_det(model, [(x, y)], structure="kernel")
+    batches = [(x[:5], y[:5]), (x[5:], y[5:])]
+    by_label = [(x[y == label], y[y == label]) for label in range(3)]
+    for block in (None, 2):
+        options = {"structure": "kernel", "grouping": "class", "block": block}
+        value = _log_det(model, batches, **options)
+        assert value == pytest.approx(_log_det(model, [(x[order], y[order])], **options), rel=1e-10)
+        separate = sum(
+            _log_det(model, [batch], structure="kernel", block=block) for batch in by_label
+        )
+        assert value == pytest.approx(separate, rel=1e-10)
+        assert value > exact
+    razor = sr.Razor(model, "gaussian", 13, structure="kernel", grouping="class")
+    with pytest.raises(ValueError, match="grouping='class' needs one integer label"):
+        razor.evidence([(x, torch.eye(3, dtype=torch.float64)[y])])
+
+
+def test_the_geometric_mean_lies_between_two_bounds_in_expectation() -> None:
+    """Over all subsets: the scaled matrix is below, the scaled log-determinant above the truth."""
+    model, (x, y) = _network(11, 6, 3, pooled=False), _data(11, 6, 3)
+    exact = _log_det(model, [(x, y)], structure="kernel")
+    subsets = [list(pick) for pick in itertools.combinations(range(6), 3)]
+    parts = [[(x[pick], y[pick])] for pick in subsets]
+    lower = [_log_det(model, part, 6, structure="kernel") for part in parts]
+    upper = [_log_det(model, part, 6, structure="kernel", block=3) for part in parts]
+    means = [_log_det(model, part, 6, structure="kernel", scaling="geometric") for part in parts]
+    assert sum(lower) / 20 < exact < sum(upper) / 20
+    for low, high, mean in zip(lower, upper, means, strict=True):
+        assert low < high
+        assert mean == pytest.approx(math.sqrt(low * high), rel=1e-10)
+    whole = _log_det(model, [(x, y)], structure="kernel", scaling="geometric")
+    assert whole == pytest.approx(exact, rel=1e-10)
+
+
+def test_the_gradient_of_the_geometric_mean() -> None:
+    """Effective parameters are its derivatives, and the posterior that of the scaled matrix."""
+    model, (x, y) = _network(12, 6, 3, pooled=False), _data(12, 5, 3)
+    razor = sr.Razor(
+        model, "categorical", 15, prior_precision=0.3, structure="kernel", scaling="geometric"
+    )
+    gamma = razor.evidence([(x, y)], subset=5).effective_parameters
+    (block,) = razor._curvature([(x, y)], 5).blocks
+    fixed = {name: torch.tensor(0.3, dtype=torch.float64).log() for name in block.names}
+    for name, value in gamma.items():
+        ends = [float(block.logdet({**fixed, name: fixed[name] + h})) for h in (1e-5, -1e-5)]
+        assert value == pytest.approx((ends[1] - ends[0]) / 2e-5, rel=1e-6)
+    scaled = sr.Razor(model, "categorical", 15, prior_precision=0.3, structure="kernel")
+    predictions = [r.posterior([(x, y)], 5).predict(x, "probit").mean for r in (razor, scaled)]
+    assert torch.allclose(*predictions, rtol=1e-12)
+
+
+def test_a_geometric_mean_of_zeros_is_zero() -> None:
+    model, (x, y) = _network(13, 6, 3, pooled=False), _data(13, 4, 3)
+    with torch.no_grad():
+        model[-1].weight.zero_()
+        model[-1].bias.copy_(torch.tensor([0.0, 800.0, 0.0]))  # no uncertainty, no curvature
+    razor = sr.Razor(model, "categorical", 8, structure="kernel", scaling="geometric")
+    evidence = razor.evidence([(x, y)], subset=4)
+    assert float(evidence.log_det) == 0
+    assert all(math.isfinite(value) for value in evidence.effective_parameters.values())
 
 
 def test_one_precision_per_weight_is_an_error() -> None:
@@ -206,6 +283,10 @@ def test_options_of_blocks_need_the_kernel_form() -> None:
         Method(structure="full", outputs="sampled")
     with pytest.raises(ValueError, match="block must be at least 1"):
         Method(structure="kernel", block=0)
+    with pytest.raises(ValueError, match="grouping has no effect for structure='ekfac'"):
+        Method(structure="ekfac", grouping="class")
+    with pytest.raises(ValueError, match="block has no effect for scaling='geometric'"):
+        Method(structure="kernel", scaling="geometric", block=3)
 
 
 def test_the_posterior_of_the_kernel_form_predicts_like_full() -> None:

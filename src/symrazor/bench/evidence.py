@@ -6,8 +6,9 @@ float64 eigenvalues, the evidence and its gradient in all log precisions. Varian
 turn, round after round, so that other load on the machine affects all of them equally, and medians
 are compared.
 
-With `--structures`, EKFAC, the kernel form, its blocks of 200 samples, and the evaluation of the
-kernel form for new precisions are timed, too, each as an exact estimate.
+With `--structures`, EKFAC, the kernel form, its blocks of 200 samples (all outputs, or one random
+output per batch), one mini-batch of 200 samples, and the evaluation of the kernel form for new
+precisions are timed, too.
 
 Two more tables: `growth`, the cost against the number of samples and outputs; `probes`, the error
 of the Monte Carlo estimators relative to the exact one.
@@ -86,7 +87,9 @@ def sgd_epoch(model: nn.Module, loader: TensorLoader) -> Callable[[], None]:
     return run
 
 
-def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable[[], Evidence]:
+def estimate(
+    model: nn.Module, loader: TensorLoader, method: Method, n_data: int | None = None
+) -> Callable[[], Evidence]:
     """Compute one evidence estimate with its gradient in the log precisions."""
     theta = weights(model)
     prior = GaussianPrior(theta, 1.0)
@@ -94,7 +97,8 @@ def estimate(model: nn.Module, loader: TensorLoader, method: Method) -> Callable
 
     def run() -> Evidence:
         task = CurvatureTask(model, layers(model), Categorical(), method, generator)
-        curvature = collect_curvature(task, loader, expected=len(loader.y)).prepare()
+        expected = len(loader.y)
+        curvature = collect_curvature(task, loader, n_data=n_data, expected=expected).prepare()
         evidence = laplace_evidence(curvature, prior, theta)
         torch.autograd.grad(evidence.log_evidence, list(prior.parameters()))
         return evidence.detach()
@@ -113,7 +117,9 @@ STRUCTURES = {
     "EKFAC": Method(structure="ekfac"),
     "kernel": Method(structure="kernel"),
     "kernel, blocks of 200": Method(structure="kernel", block=200),
+    "kernel, blocks of 200, one output": Method(structure="kernel", block=200, outputs="sampled"),
 }
+MINI_BATCH = "kernel, one mini-batch of 200"
 NEW_PRECISIONS = "kernel, new precisions"
 
 
@@ -144,6 +150,9 @@ def variants(alpha: int, padding: Padding, n: int, structures: bool = False) -> 
     loader_last = TensorLoader(x.contiguous(memory_format=torch.channels_last), y, 250)
     if structures:
         runs = {name: estimate(model, loader, method) for name, method in STRUCTURES.items()}
+        few = TensorLoader(x[:200], y[:200], 200)
+        geometric = Method(structure="kernel", scaling="geometric")
+        runs[MINI_BATCH] = estimate(model, few, geometric, n)
         again = {NEW_PRECISIONS: reevaluate(model, loader)}
         return {"SGD epoch": sgd_epoch(sgd, loader), **runs, **again}
     return {

@@ -281,7 +281,8 @@ def _entries_by_keys(
 
 def _describe_rows(batch: BatchRows) -> dict[str, Any]:
     shapes = {name: [list(t.shape) for t in rows.tensors] for name, rows in batch.tensors.items()}
-    return {"n": batch.n, "c": batch.c, "shapes": shapes}
+    about = {"n": batch.n, "c": batch.c, "labels": batch.labels, "stands_for": batch.stands_for}
+    return {**about, "shapes": shapes}
 
 
 def _rows_from(flat: Tensor, described: Sequence[Mapping[str, Any]]) -> Iterator[BatchRows]:
@@ -296,7 +297,8 @@ def _rows_from(flat: Tensor, described: Sequence[Mapping[str, Any]]) -> Iterator
                 parts.append(flat[start:stop].reshape(shape))
                 start = stop
             tensors[name] = DenseRows(*parts) if len(parts) == 1 else SharedRows(*parts)
-        yield BatchRows(batch["n"], batch["c"], tensors)
+        labels = tuple(batch["labels"])
+        yield BatchRows(batch["n"], batch["c"], tensors, labels, batch["stands_for"])
 
 
 def _gather_rows(

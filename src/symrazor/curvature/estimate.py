@@ -70,6 +70,10 @@ BASIS_SEED = 0
 """Seed of the probes in the first pass of an exact estimate."""
 
 
+KERNEL_OPTIONS = {"block": None, "outputs": "joint", "grouping": "order", "scaling": "matrix"}
+"""Options of "kernel" and their defaults."""
+
+
 @dataclass(frozen=True)
 class Method:
     """How curvature is computed.
@@ -90,8 +94,12 @@ class Method:
         block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
             None for all samples together.
         outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
-            "independent" (a lower bound), or one random output per block ("sampled", a lower bound
-            on average).
+            "independent" (a lower bound), or reads one random output per batch ("sampled", a lower
+            bound on average).
+        grouping: whether "kernel" makes blocks of consecutive samples ("order") or of samples with
+            the same label ("class").
+        scaling: how "kernel" scales a subset to all data: its "matrix", or "geometric", the mean of
+            two bounds of the log-determinant (see `linalg.kernel`).
     """
 
     structure: str = "kron"
@@ -103,6 +111,8 @@ class Method:
     copies: Literal["reduce", "expand"] = "reduce"
     block: int | None = None
     outputs: Literal["joint", "independent", "sampled"] = "joint"
+    grouping: Literal["order", "class"] = "order"
+    scaling: Literal["matrix", "geometric"] = "matrix"
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -111,10 +121,16 @@ class Method:
                 f"structure must be one of {(*STRUCTURES, AUTO)}, got {self.structure!r}."
             )
         check_at_least(self, 1, "samples", "block")
-        if self.structure != "kernel" and (self.block is not None or self.outputs != "joint"):
-            option = "outputs" if self.block is None else "block"
+        changed = [
+            name for name, default in KERNEL_OPTIONS.items() if getattr(self, name) != default
+        ]
+        if changed and self.structure != "kernel":
             raise ValueError(
-                f"{option} has no effect for structure={self.structure!r}, only for 'kernel'."
+                f"{changed[0]} has no effect for structure={self.structure!r}, only for 'kernel'."
+            )
+        if self.scaling == "geometric" and len(changed) > 1:
+            raise ValueError(
+                f"{changed[0]} has no effect for scaling='geometric', which has one block."
             )
 
     @property
@@ -126,11 +142,14 @@ class Method:
             "ekfac": "EKFAC, a lower bound",
             "kron": "Kronecker factors",
         }
-        if self.block is not None or self.outputs != "joint":
+        if self.scaling == "geometric":
+            return "a subset, between two bounds"
+        if self.block is not None or self.outputs != "joint" or self.grouping != "order":
             block = "all" if self.block is None else f"{self.block:,}"
+            label = " of one class" if self.grouping == "class" else ""
             outputs = "" if self.outputs == "joint" else f", {self.outputs} outputs"
             bound = "a lower bound on average" if self.outputs == "sampled" else "a lower bound"
-            return f"blocks of {block} samples{outputs}, {bound}"
+            return f"blocks of {block} samples{label}{outputs}, {bound}"
         return words.get(self.structure, self.structure)
 
 
@@ -146,6 +165,7 @@ class CurvatureTask:
         generator: randomness of the "mc" estimator.
         pieces: each batch is processed in at most this many parts.
         bases: results of a first pass that a structure needs for its second pass.
+        labels: labels of the batch that is processed, if samples are grouped by class.
         memory: largest size in GiB of the roots of the output Hessian; a batch that needs more is
             divided further.
         precisions: precisions of `torch.autocast` in the forward pass, by type of device; None for
@@ -159,6 +179,7 @@ class CurvatureTask:
     generator: torch.Generator | None = None
     pieces: int = 1
     bases: Bases | None = None
+    labels: Tensor | None = None
     memory: float = DEFAULT_MEMORY
     precisions: Mapping[str, torch.dtype] | None = None
 
@@ -194,7 +215,8 @@ class CurvatureTask:
         Each batch draws its probes from its own generator, so that they do not depend on the
         process that works on it.
         """
-        if self.generator is None or self.method.estimator != "mc":
+        is_random = self.method.estimator == "mc" or self.method.outputs == "sampled"
+        if self.generator is None or not is_random:
             return lambda number: self
         device = self.generator.device
         base = int(torch.randint(2**62, (), generator=self.generator, device=device))
@@ -224,7 +246,8 @@ class CurvatureTask:
         if not keep_graph:
             log_likelihood, roots = log_likelihood.detach(), roots.detach()
         fit = BatchSums(log_likelihood, len(y), {})
-        return [lambda: fit, *self.structure.jobs(self, tape, roots, keep_graph)]
+        task = replace(self, labels=y) if self.method.grouping == "class" else self
+        return [lambda: fit, *self.structure.jobs(task, tape, roots, keep_graph)]
 
     def _samples_at_once(self, f: Tensor) -> int:
         """Return how many samples have roots that fit the memory."""

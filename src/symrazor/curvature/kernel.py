@@ -2,26 +2,29 @@ r"""Collect the rows of the Jacobian for the kernel form of the evidence; see `l
 
 `structure="kernel"` is the full Gauss-Newton matrix, in the smaller of its two forms: one row per
 weight, or one row per sample and output. With `Method.block`, samples are cut into blocks of that
-many, in the order in which they are read, and `Method.outputs` treats outputs jointly, as
-independent, or one random output per block: lower bounds of the evidence, proved in
-`linalg.kernel`. Pass data in random order, or sorted by class for blocks by class.
+many, in the order in which they are read or, with `Method.grouping`, within each class.
+`Method.outputs` treats outputs jointly, as independent, or reads one random output per batch: lower
+bounds of the evidence, proved in `linalg.kernel`. Pass data in random order.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from symrazor.curvature.accumulate import Key, Statistics
+from symrazor.curvature.accumulate import Job, Key, Statistics
 from symrazor.curvature.structures import (
     Cotangents,
     Gradients,
     Structure,
     add_gradients,
+    as_job,
     check_dense_size,
+    layer_cotangents,
 )
-from symrazor.curvature.tape import Use, join
+from symrazor.curvature.tape import Tape, Use, join
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.jacobian_rows import (
     BatchRows,
@@ -30,8 +33,9 @@ from symrazor.linalg.jacobian_rows import (
     Layout,
     Rows,
     SharedRows,
+    batch_tensors,
 )
-from symrazor.linalg.kernel import Kernel
+from symrazor.linalg.kernel import Kernel, SubsetKernel
 
 if TYPE_CHECKING:
     from symrazor.curvature.estimate import CurvatureTask
@@ -42,7 +46,25 @@ ROWS_KEY: Key = ("", "J")
 class KernelStructure(Structure):
     """The full Gauss-Newton matrix from the rows of its Jacobian, or blocks of it."""
 
-    columns_per_job = 2**31 - 1  # all columns of a sample stay together
+    def output_jobs(
+        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+    ) -> list[Job]:
+        """Return the one job of a batch, for all columns of the root or for a random one."""
+        columns = roots
+        if task.method.outputs == "sampled":
+            chosen = int(torch.randint(len(roots), (), generator=task.generator))
+            columns = roots[chosen : chosen + 1]
+        labels = () if task.labels is None else _class_labels(task.labels)
+
+        def sums() -> Statistics:
+            cotangents = layer_cotangents(tape, columns, not keep_graph, keep_graph)
+            rows = self.collect(task, cotangents, keep_graph)[ROWS_KEY]
+            assert isinstance(rows, JacobianRows)
+            stands_for = len(roots) / len(columns)
+            batch = replace(rows.batches[0], labels=labels, stands_for=stands_for)
+            return {ROWS_KEY: JacobianRows([batch])}
+
+        return [as_job(sums, keep_graph)]
 
     def collect(
         self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
@@ -79,7 +101,9 @@ class KernelStructure(Structure):
         shapes = {name: task.theta[name].shape for name in task.tensors}
         layouts = {layer.weight: layer.form.from_blocks for layer in task.layers if layer.weight}
         method = task.method
-        if method.block is None and method.outputs == "joint":
+        if method.scaling == "geometric":
+            return [SubsetKernel(Kernel(shapes, rows, scale, layouts=layouts), repeats)]
+        if method.block is None and method.outputs == "joint" and method.grouping == "order":
             kernel = Kernel(shapes, rows, scale, layouts=layouts)
             n_weights = sum(shape.numel() for shape in shapes.values())
             if n_weights > rows.size:
@@ -87,10 +111,12 @@ class KernelStructure(Structure):
             check_dense_size(n_weights, "kernel", kernel.device)
             return [Dense(shapes, kernel.gauss_newton(), task.resolution)]
         blocks = []
-        for samples in blocks_of_samples(rows.batches, method.block or rows.n):
-            for part, weight in _outputs(samples, method.outputs, task.generator):
-                factor = weight * repeats
-                blocks.append(Kernel(shapes, part, scale / repeats, factor, layouts))
+        groups = [rows.batches] if method.grouping == "order" else by_class(rows.batches)
+        for group in groups:
+            for samples in blocks_of_samples(group, method.block or rows.n):
+                for part in _outputs(samples, method.outputs):
+                    factor = samples[0].stands_for * repeats
+                    blocks.append(Kernel(shapes, part, scale / repeats, factor, layouts))
         return list(blocks)
 
 
@@ -122,17 +148,34 @@ def blocks_of_samples(batches: Iterable[BatchRows], block: int) -> Iterator[list
         yield current
 
 
-def _outputs(
-    samples: list[BatchRows], outputs: str, generator: torch.Generator | None
-) -> Iterator[tuple[JacobianRows, float]]:
-    """Yield the rows of a block by outputs, and the weight of their log-determinant."""
-    if outputs == "joint":
-        yield JacobianRows(samples), 1.0
+def by_class(batches: Sequence[BatchRows]) -> Iterator[list[BatchRows]]:
+    """Yield the rows of each class."""
+    for label in sorted({label for batch in batches for label in batch.labels}):
+        parts = []
+        for batch in batches:
+            index = [i for i, other in enumerate(batch.labels) if other == label]
+            if index:
+                parts.append(
+                    batch.select(torch.tensor(index, device=batch_tensors(batch)[0].device))
+                )
+        yield parts
+
+
+def _class_labels(y: Tensor) -> tuple[int, ...]:
+    """Return the class of each sample; raise ValueError for other labels."""
+    if y.dim() != 1 or y.is_floating_point():
+        raise ValueError(
+            "grouping='class' needs one integer label for each sample, got labels of type "
+            f"{y.dtype} and shape {list(y.shape)}. Use grouping='order'."
+        )
+    return tuple(y.tolist())
+
+
+def _outputs(samples: list[BatchRows], outputs: str) -> Iterator[JacobianRows]:
+    """Yield the rows of a block, together or for each output."""
+    if outputs != "independent":
+        yield JacobianRows(samples)
         return
-    c = samples[0].c
-    columns = list(range(c))
-    if outputs == "sampled":
-        columns = [int(torch.randint(c, (), generator=generator))]
-    for column in columns:
+    for column in range(samples[0].c):
         part = slice(column, column + 1)
-        yield JacobianRows([s.select(slice(None), part) for s in samples]), c / len(columns)
+        yield JacobianRows([s.select(slice(None), part) for s in samples])

@@ -166,7 +166,7 @@ class Structure(ABC):
         release_graph = len(parts) == 1 and not keep_graph
 
         def sums(columns: Tensor) -> Statistics:
-            cotangents = _layer_cotangents(tape, columns, release_graph, keep_graph)
+            cotangents = layer_cotangents(tape, columns, release_graph, keep_graph)
             return self.collect(task, cotangents, keep_graph)
 
         return [as_job(partial(sums, columns), keep_graph) for columns in parts]
@@ -398,7 +398,7 @@ def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -
         bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
 
 
-def _layer_cotangents(
+def layer_cotangents(
     tape: Tape, columns: Tensor, release_graph: bool, keep_graph: bool
 ) -> Iterator[tuple[list[Use], list[Tensor]]]:
     """Yield the calls of every layer and their cotangents, column by column.

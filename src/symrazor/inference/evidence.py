@@ -23,7 +23,7 @@ from torch import Tensor
 from symrazor.core.errors import DivergenceError
 from symrazor.core.prior import Prior
 from symrazor.curvature.estimate import Curvature
-from symrazor.linalg.kernel import Kernel
+from symrazor.linalg.kernel import Kernel, SubsetKernel
 
 ByName = Mapping[str, Tensor]
 
@@ -142,6 +142,10 @@ def laplace_evidence(curvature: Curvature, prior: Prior, theta: ByName) -> Evide
 
 def _gap(curvature: Curvature, log_curvature: Mapping[str, Tensor]) -> float | None:
     """Return the distance to another bound, or the width of the interval of a kernel form."""
+    for block in curvature.blocks:
+        if isinstance(block, SubsetKernel):
+            lower, upper = block.bounds(log_curvature)
+            return 0.5 * float((upper - lower).detach())
     kernels = [block for block in curvature.blocks if isinstance(block, Kernel)]
     if curvature.gap is not None or not kernels:
         return curvature.gap

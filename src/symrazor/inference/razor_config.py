@@ -65,6 +65,10 @@ class RazorConfig(Method):
             None for all samples together.
         outputs: "joint", "independent" (a lower bound) or "sampled" (a lower bound on average) over
             the outputs of a sample, for "kernel".
+        grouping: blocks of consecutive samples ("order") or of samples of one "class", for
+            "kernel".
+        scaling: how "kernel" scales a subset to all data: "matrix" or "geometric" (the mean of two
+            bounds, see `minibatch_size`).
         update: "mackay" (fixed point) or "adam".
         prior_precision: starting precision, for all groups or by group name.
         free_precision: starting precision of free paths beside an equivariant one, where

@@ -20,7 +20,7 @@ two matrix products for each pair of positions. For many, the rows are formed, s
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -74,7 +74,7 @@ class DenseRows:
         """Return the squared length of every row in float64, from products of this precision."""
         return self.matrix().to(dtype).square().sum(1, dtype=torch.float64)
 
-    def select(self, samples: slice, columns: slice = slice(None)) -> "DenseRows":
+    def select(self, samples: slice | Index, columns: slice = slice(None)) -> "DenseRows":
         """Return the rows of some samples and columns of the root."""
         return DenseRows(self.j[samples, columns])
 
@@ -117,7 +117,7 @@ class SharedRows:
         flat = blocks.flatten(0, 1)
         return (flat if layout is None else torch.vmap(layout)(flat)).flatten(1)
 
-    def select(self, samples: slice, columns: slice = slice(None)) -> "SharedRows":
+    def select(self, samples: slice | Index, columns: slice = slice(None)) -> "SharedRows":
         """Return the rows of some samples and columns of the root."""
         return SharedRows(self.a[samples], self.g[samples, :, columns])
 
@@ -151,22 +151,28 @@ class BatchRows:
         n: number of samples.
         c: number of columns.
         tensors: rows by tensor; a tensor that does not act on the outputs is missing.
+        labels: class of each sample, if the samples are grouped by class.
+        stands_for: number of columns that each of the c columns stands for, if they were sampled.
     """
 
     n: int
     c: int
     tensors: Mapping[str, Rows]
+    labels: tuple[int, ...] = ()
+    stands_for: float = 1.0
 
     @property
     def size(self) -> int:
         """Number of rows."""
         return self.n * self.c
 
-    def select(self, samples: slice, columns: slice = slice(None)) -> "BatchRows":
+    def select(self, samples: slice | Index, columns: slice = slice(None)) -> "BatchRows":
         """Return the rows of some samples and columns."""
-        n = len(range(*samples.indices(self.n)))
+        numbers = range(self.n)[samples] if isinstance(samples, slice) else samples.tolist()
         c = len(range(*columns.indices(self.c)))
-        return BatchRows(n, c, {k: v.select(samples, columns) for k, v in self.tensors.items()})
+        tensors = {k: v.select(samples, columns) for k, v in self.tensors.items()}
+        labels = tuple(self.labels[i] for i in numbers) if self.labels else ()
+        return replace(self, n=len(numbers), c=c, tensors=tensors, labels=labels)
 
     def pick(self, rows: Index) -> "BatchRows":
         """Return single rows, each as a sample with one column."""
@@ -234,7 +240,7 @@ class JacobianRows:
                 name: type(part)(*(next(source) for _ in part.tensors))
                 for name, part in batch.tensors.items()
             }
-            batches.append(BatchRows(batch.n, batch.c, rows))
+            batches.append(replace(batch, tensors=rows))
         return JacobianRows(batches, self.first_local)
 
 
