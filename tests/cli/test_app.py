@@ -62,7 +62,7 @@ def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Pa
     new.write_text("\n".join(["width,height", *(row.rpartition(",")[0] for row in rows)]))
     assert call("discover", str(data), "--epochs", "1", "--out", run).returncode == 0
     process = call("predict", run, str(new))
-    assert process.stdout.splitlines()[0] == "price", process.stderr
+    assert process.stdout.splitlines()[0] == "price,price std,price epistemic", process.stderr
     assert len(process.stdout.splitlines()) == 41
 
 

@@ -44,7 +44,7 @@ def logits(n: int = 200, classes: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def comparison(n: int, samples: int, seed: int = 0) -> Comparison:
-    question = SimpleNamespace(train=(torch.zeros(n, 1), torch.zeros(n)))
+    question = SimpleNamespace(train=(torch.zeros(n, 1), torch.zeros(n)), together=None)
     return Comparison(question, FitConfig(), samples, seed)  # type: ignore[arg-type]
 
 
@@ -274,3 +274,16 @@ def test_what_has_learned_nothing_is_no_start_for_a_larger_network() -> None:
     assert not all(torch.equal(continued.state["model"][name], new[name]) for name in new)
     assert len(continued.history) == 4 and len(fresh.history) == 2
     assert continued.log_evidence < 1e5
+
+
+def test_groups_of_samples_are_left_out_as_a_whole_and_all_of_them_once() -> None:
+    together = torch.arange(60) // 4
+    question = SimpleNamespace(train=(torch.zeros(60, 1), torch.zeros(60)), together=together)
+    comparison = Comparison(question, FitConfig(), 48, 0)  # type: ignore[arg-type]
+    seen = torch.zeros(60)
+    for start in range(5):
+        inside, outside = comparison.split(start)
+        assert not set(together[inside].tolist()) & set(together[outside].tolist())
+        assert 8 <= len(outside) <= 16 and len(inside) <= 48
+        seen[outside] += 1
+    assert bool((seen == 1).all())

@@ -12,6 +12,7 @@ from symrazor.cli.terminal import (
     OptionalFile,
     OptionalFolder,
     OptionalInt,
+    OptionalName,
     load,
     parsed_by,
 )
@@ -34,6 +35,9 @@ _OptionalHeader = Annotated[
     parsed_by(str, ("yes", "no")),
     tyro.conf.arg(metavar="YES|NO", help_behavior_hint=""),
 ]
+_Columns = Annotated[
+    tuple[str, ...] | None, tyro.conf.arg(metavar="COLUMN [COLUMN ...]", help_behavior_hint="")
+]
 _Groups = Annotated[
     tuple[str, ...] | None, tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
 ]
@@ -55,6 +59,9 @@ class Arguments:
         kind: kind of the inputs: image, volume, series, set, vector or trajectory; series-last for
             series [n, time, channels].
         task: classification or regression; recognised by the labels if not given.
+        columns: columns of a table to use as inputs; by default all but the label.
+        group_column: column of a table that says which rows belong together, such as the patient;
+            they stay on one side of every split.
         header: whether the first row of a CSV file names the columns, if that is not clear.
         seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
@@ -76,6 +83,8 @@ class Arguments:
     groups: _Groups = None
     kind: _OptionalKind = None
     task: _OptionalTask = None
+    columns: _Columns = None
+    group_column: OptionalName = None
     header: _OptionalHeader = None
     seed: int = 0
     device: str = "auto"

@@ -54,8 +54,9 @@ def owner_of(arguments: Arguments, options: Options) -> Owner:
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
     chosen |= {"groups": groups_as_json(options.groups)}
     chosen |= {"kind": arguments.kind, "task": arguments.task}
-    if arguments.header is not None:
-        chosen["header"] = arguments.header
+    for name in ("header", "columns", "group_column"):
+        if getattr(arguments, name) is not None:
+            chosen[name] = getattr(arguments, name)
     chosen["data"] = None if arguments.data is None else str(arguments.data.absolute())
     return Owner("discover", chosen)
 
@@ -108,7 +109,14 @@ def _read(arguments: Arguments) -> tuple[Arguments, Dataset | None]:
         header = None if arguments.header is None else arguments.header == "yes"
         try:
             with _one_line_warnings():
-                data = read(arguments.data, arguments.kind, arguments.task, header=header)
+                data = read(
+                    arguments.data,
+                    arguments.kind,
+                    arguments.task,
+                    header=header,
+                    columns=arguments.columns or (),
+                    together=arguments.group_column,
+                )
             return arguments, data
         except AmbiguousDataError as error:
             option, value = ask(error)

@@ -44,6 +44,7 @@ class FileContents:
     target: str | None = None
     ids: tuple[str, ...] = ()
     id_name: str = ""
+    together: Tensor | None = None
 
 
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:

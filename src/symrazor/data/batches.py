@@ -285,23 +285,54 @@ def as_pair(batch: Any) -> tuple[Input, Tensor]:
             raise ValueError(
                 f"A batch with named fields needs a field 'labels', got {sorted(batch)}."
             )
-        fields = {key: _as_tensor(value) for key, value in batch.items() if key != name}
+        fields = {key: as_tensor(value) for key, value in batch.items() if key != name}
         batch = (next(iter(fields.values())) if len(fields) == 1 else fields, batch[name])
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
             f"The loader must give pairs (x, y) with a tensor y, got {type(batch).__name__}."
         )
-    x, y = batch[0], _as_tensor(batch[1])
+    x, y = batch[0], as_tensor(batch[1])
     if not isinstance(y, Tensor):
         raise ValueError(
             f"The loader must give pairs (x, y) with a tensor y, got a y of type "
             f"{type(y).__name__}."
         )
-    return _as_tensor(x), y
+    return as_tensor(x), y
 
 
-def _as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
+    """Return arrays, and tables and columns of pandas or polars, as tensors."""
+    if library_of(value) in FRAME_PACKAGES:
+        value = frame_values(value) if is_frame(value) else np.array(value.to_numpy())
+        value = value.astype(np.float32) if value.dtype == np.float64 else value
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+FRAME_PACKAGES = ("pandas", "polars")
+
+
+def library_of(value: Any) -> str:
+    """Return the name of the package that defines the type of a value."""
+    return type(value).__module__.partition(".")[0]
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a table of pandas or polars."""
+    return library_of(value) in FRAME_PACKAGES and hasattr(value, "columns")
+
+
+def frame_values(frame: Any) -> Any:
+    """Return the columns of a frame as an array; ValueError if one holds no numbers."""
+    columns = []
+    for name in frame.columns:
+        values = np.asarray(frame[name].to_numpy())
+        if values.dtype.kind not in "biuf":
+            raise ValueError(
+                f"Column {name!r} of x does not hold numbers ({values.dtype}). Drop it, encode it, "
+                "or pass it as y."
+            )
+        columns.append(values)
+    return np.stack(columns, 1)
 
 
 class NumberedBatch(NamedTuple):

@@ -59,13 +59,21 @@ Columns = dict[str, tuple[str, ...]]
 
 
 @reader
-def read_csv(path: str | Path, labelled: bool = True, header: bool | None = None) -> FileContents:
+def read_csv(
+    path: str | Path,
+    labelled: bool = True,
+    header: bool | None = None,
+    inputs: Sequence[str] = (),
+    together: str | None = None,
+) -> FileContents:
     """Read a CSV file; the module docstring lists what is recognised. Numbers are float64.
 
     Args:
         path: UTF-8 file with commas, semicolons or tabs between the fields.
         labelled: False if the file may have no labels, as for `symrazor predict`.
         header: Whether the first row names the columns; recognised if it is not given.
+        inputs: Columns to use as inputs; all others by default.
+        together: Column that says which rows belong together, such as the patient; no input.
 
     Raises:
         AmbiguousDataError: The first row consists of numbers that may be names.
@@ -73,7 +81,18 @@ def read_csv(path: str | Path, labelled: bool = True, header: bool | None = None
             too large. The message names the row.
     """
     path = Path(path)
-    columns = read_columns(path, header)
+    return read_table(read_columns(path, header), path, labelled, inputs, together)
+
+
+def read_table(
+    columns: Columns,
+    path: Path,
+    labelled: bool = True,
+    inputs: Sequence[str] = (),
+    together: str | None = None,
+) -> FileContents:
+    """Return the contents of a table; for the arguments see `read_csv`."""
+    columns, rows_together = _select_columns(columns, path, inputs, together)
     id_column = next((name for name in ID_COLUMNS if name in columns), None)
     label = next((name for name in LABEL_COLUMNS if name in columns), None)
     if id_column == "trajectory":
@@ -97,14 +116,39 @@ def read_csv(path: str | Path, labelled: bool = True, header: bool | None = None
             table = FileContents(values, y, names, "series", target=label)
         else:
             table = FileContents(values, y, names, "vector", columns=tuple(columns), target=label)
-        return replace(table, ids=ids, id_name=id_name or "row")
+        return replace(table, ids=ids, id_name=id_name or "row", together=rows_together)
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
     table = _group_rows(
         _parse_finite_numbers(columns, path), y, rows_of, ID_COLUMNS[id_column], path
     )
     table = replace(table, names=names, columns=tuple(columns), target=label)
-    return replace(table, ids=tuple(rows_of), id_name=id_column)
+    if rows_together is not None:
+        first = [rows[0] for rows in rows_of.values()]
+        rows_together = rows_together[torch.tensor(first)]
+    return replace(table, ids=tuple(rows_of), id_name=id_column, together=rows_together)
+
+
+def _select_columns(
+    columns: Columns, path: Path, inputs: Sequence[str], together: str | None
+) -> tuple[Columns, Tensor | None]:
+    """Return the inputs, label and names of the rows; and which rows belong together."""
+    chosen = [name.strip().lower() for name in inputs]
+    group = None if together is None else together.strip().lower()
+    unknown = [name for name in (*chosen, *([group] if group else [])) if name not in columns]
+    if unknown:
+        listed = ", ".join(list(columns)[:12])
+        raise ValueError(f"{path} has no column {unknown[0]!r}. Columns: {listed}.")
+    if chosen:
+        kept = {*chosen, *LABEL_COLUMNS, *NAME_COLUMNS, *ID_COLUMNS, *TIME_COLUMNS, group}
+        last = list(columns)[-1]  # the label, if no column has the name of one
+        kept |= set() if set(LABEL_COLUMNS) & set(columns) else {last}
+        columns = {name: text for name, text in columns.items() if name in kept}
+    if group is None:
+        return columns, None
+    values = np.unique(np.array(columns[group]), return_inverse=True)[1]
+    rest = {name: text for name, text in columns.items() if name != group}
+    return rest, torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
 @reader

@@ -79,6 +79,8 @@ class Dataset:
         columns: Names of the features or channels of x, if the file has them.
         ids: Names of the samples, such as file names, if the source has them.
         id_name: What the names are, such as "file".
+        together: A number for each sample, or None; samples with the same number, such as those of
+            one patient, stay on one side of every split.
     """
 
     x: Tensor
@@ -92,6 +94,7 @@ class Dataset:
     columns: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     id_name: str = ""
+    together: Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -123,7 +126,8 @@ class Dataset:
         """Return the samples with the given indices."""
         numbers = torch.arange(len(self.x))[index].tolist() if self.ids else []
         ids = tuple(self.ids[number] for number in numbers)
-        return replace(self, x=self.x[index], y=None if self.y is None else self.y[index], ids=ids)
+        y, together = (None if part is None else part[index] for part in (self.y, self.together))
+        return replace(self, x=self.x[index], y=y, ids=ids, together=together)
 
 
 def plural(kind: str) -> str:

@@ -145,6 +145,11 @@ def read_saved_dataset(folder: Path) -> FileContents:
         ValueError: The folder is damaged, or no column can be read.
     """
     train, test = _load_splits(folder)
+    return split_contents(train, folder, test)
+
+
+def split_contents(train: Any, folder: Path, test: Any = None) -> FileContents:
+    """Return the contents of a training split of Hugging Face, and of its test split if given."""
     label = next((name for name in _LABEL_COLUMNS if name in train.features), None)
     x = _read_inputs(train, label, folder)
     if label is None:

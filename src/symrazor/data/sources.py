@@ -8,11 +8,13 @@
 | an IDX file of images, or a folder of them | MNIST's files; labels are next to the images |
 | FILE.bin, or a folder of them | CIFAR-10 and CIFAR-100, binary version |
 | a folder of folders of images | one class per folder |
+| .parquet, .h5, .pt; folders of .wav, .npy, .nii | see `symrazor.data.other_files` |
 | a folder that `datasets` saved | Hugging Face data sets, if that package is installed |
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
-from symrazor.data.csv_files import read_csv
+from symrazor.data.csv_files import read_csv, read_table
 from symrazor.data.datasets import SHAPES, Dataset, dataset, plural
 from symrazor.data.folders import (
     SUFFIXES,
@@ -34,6 +36,13 @@ from symrazor.data.folders import (
     read_files,
     read_images,
     read_saved_dataset,
+)
+from symrazor.data.other_files import (
+    HDF5_SUFFIXES,
+    read_class_files,
+    read_hdf5,
+    read_parquet,
+    read_pt,
 )
 
 NAME_BYTES = 128
@@ -54,6 +63,8 @@ def read(
     task: Task | None = None,
     labelled: bool = True,
     header: bool | None = None,
+    columns: Sequence[str] = (),
+    together: str | None = None,
 ) -> Dataset:
     """Read data in any format of the table in this module.
 
@@ -63,6 +74,8 @@ def read(
         task: Task, if it is not the recognised one.
         labelled: False to ignore labels and to accept data without them.
         header: Whether the first row of a CSV file names the columns, if that is not clear.
+        columns: Columns of a table to use as inputs; by default all but the label and row names.
+        together: Column of a table that says which rows belong together, such as the patient.
 
     Raises:
         AmbiguousDataError: `kind` or `header` has to be given.
@@ -73,7 +86,10 @@ def read(
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"No such file or folder: {path}")
-    contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, labelled, header)
+    table = partial(read_csv, labelled=labelled, header=header, inputs=columns, together=together)
+    if (columns or together) and path.suffix.lower() not in (*TABLE_SUFFIXES, ".parquet"):
+        raise ValueError(f"{path} is no table, so that columns cannot be chosen. Omit the option.")
+    contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, table)
     chosen_kind = contents.kind if kind is None else kind
     if contents.y is None and chosen_kind is None and contents.times is None and labelled:
         shape = contents.x.shape
@@ -93,7 +109,9 @@ def read(
     )
     if data.task == "regression" and data.y is not None and contents.target is not None:
         data = replace(data, names=(contents.target,))
-    return replace(data, columns=contents.columns, ids=contents.ids, id_name=contents.id_name)
+    ids, together_rows = contents.ids, contents.together if labelled else None
+    data = replace(data, columns=contents.columns, ids=ids, id_name=contents.id_name)
+    return replace(data, together=together_rows)
 
 
 @reader
@@ -131,12 +149,15 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     return data
 
 
-def _read_file(path: Path, labelled: bool, header: bool | None = None) -> FileContents:
+def _read_file(path: Path, table: "partial[FileContents]") -> FileContents:
     readers: dict[str, Callable[[Path], FileContents]] = {
         ".npz": _read_npz,
         ".npy": _read_npy,
         ".bin": _read_cifar,
-        **dict.fromkeys(TABLE_SUFFIXES, lambda p: read_csv(p, labelled, header)),
+        **dict.fromkeys(TABLE_SUFFIXES, table),
+        ".parquet": lambda p: _read_parquet(p, table),
+        ".pt": lambda p: _from_arrays(read_pt(p), p),
+        **dict.fromkeys(HDF5_SUFFIXES, lambda p: _from_arrays(read_hdf5(p), p)),
     }
     if path.suffix.lower() in readers:
         return readers[path.suffix.lower()](path)
@@ -173,8 +194,9 @@ def _read_folder(path: Path, labelled: bool) -> FileContents:
     if images and not labelled and not has_classes:
         ids = tuple(image.name for image in images)
         return FileContents(read_files(images), kind="image", ids=ids, id_name="file")
-    if has_classes:
-        return read_images(path)
+    others = read_images(path) if has_classes else read_class_files(path)
+    if others is not None:
+        return others
     contents = sorted(p.name for p in path.iterdir())[:6]
     raise ValueError(
         f"No data found in {path} ({contents or 'the folder is empty'}). Supported are x.npy and "
@@ -199,12 +221,22 @@ def _rename_states(arrays: dict[str, Array]) -> None:
 def _read_npz(path: Path) -> FileContents:
     keys = ("x", "y", "x_test", "y_test", "t", "kind", "names", *_STATE_KEYS, *_TIME_KEYS)
     arrays = read_archive(path, (), (*keys, *_ALTERNATIVE_KEYS))
+    if not {"x", "X", "x_train", "X_train", *_STATE_KEYS} & set(arrays):
+        read_archive(path, ("x",))  # raises an error that lists the keys
+    return _from_arrays(arrays, path)
+
+
+def _read_parquet(path: Path, table: "partial[FileContents]") -> FileContents:
+    options = {key: value for key, value in table.keywords.items() if key != "header"}
+    return read_table(read_parquet(path), path, **options)
+
+
+def _from_arrays(arrays: dict[str, Array], path: Path) -> FileContents:
+    """Return the contents of a file of named arrays."""
     for alternative, usual in _ALTERNATIVE_KEYS.items():
         if alternative in arrays:
             arrays.setdefault(usual, arrays[alternative])
     _rename_states(arrays)
-    if "x" not in arrays:
-        read_archive(path, ("x",))  # raises an error that lists the keys
     x = as_inputs(arrays["x"], path)
     test: Tensors | None = None
     y: Tensor | None = None

@@ -22,6 +22,7 @@ from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
 from symrazor.data.datasets import MIN_SAMPLES, as_kind
+from symrazor.data.objects import as_arrays
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final
@@ -38,6 +39,7 @@ from symrazor.discovery.question import (
     Options,
     Question,
     Tell,
+    folds_of,
     select,
     subsample,
 )
@@ -65,9 +67,11 @@ def discover(
     y: Any = None,
     *,
     test: tuple[Any, Any] | None = None,
+    together: Any = None,
     kind: str | None = None,
     task: Task | None = None,
     header: bool | None = None,
+    columns: Sequence[str] = (),
     options: Options | None = None,
     tell: Tell = lambda text: None,
     **changes: Any,
@@ -80,15 +84,19 @@ def discover(
     that the report can show how well each network predicts.
 
     Args:
-        x: inputs as an array or tensor, a `Dataset`, or the path of a file or folder
-            (`symrazor.data.read`).
+        x: inputs as an array, a tensor or a frame of pandas or polars; a torch data set or
+            `DataLoader`, or a Hugging Face data set, with the labels; a `symrazor.data.Dataset`; or
+            the path of a file or folder (`symrazor.data.read`).
         y: labels: integers or text for classes, other numbers for regression.
         test: held-out inputs and labels; by default a fifth of the data, at most 5,000 samples.
+        together: one value per sample, such as the patient, or the name of a column; samples with
+            the same value stay on one side of every split.
         kind: kind of the inputs: "image", "volume", "series", "set", "vector", "trajectory", or a
             registered kind (`symrazor.discovery.register_kind`). By default it is recognised.
             "series-last" for series [n, time, channels].
         task: "classification" or "regression". By default it is recognised.
         header: whether the first row of a CSV file names the columns, if that is not clear.
+        columns: columns of a table to use as inputs; by default all but the label.
         options: all options. Single options can be passed by name, as in
             `discover(x, y, minutes=5, seed=1)`.
         tell: called with progress messages.
@@ -100,7 +108,12 @@ def discover(
         KeyboardInterrupt: stopped; with `out`, the same call resumes the run.
     """
     options = (options or Options()).change(**changes)
-    data = as_dataset(x, y, test, kind, task, header)
+    if isinstance(x, (str, Path)):
+        data = read(x, kind, task, header=header, columns=columns, together=together)
+    else:
+        data = as_dataset(x, y, test, kind, task)
+        if together is not None:
+            data = replace(data, together=_group_numbers(together, len(data.x)))
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
         if options.groups is not None:
@@ -126,6 +139,7 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         preparation.data(data.labelled),
         None if test is None else preparation.data(test),
         likelihood,
+        together=data.together,
     )
     share = TIME_SHARE / 2 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
     minutes = share * options.minutes if wants_invariances(data, options) else 0.0
@@ -176,6 +190,12 @@ def split_held_out(data: Dataset, share: float, seed: int) -> tuple[Dataset, Ten
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(y), generator=generator)
     share = min(share, MAX_HELD_OUT / len(y))
+    if data.together is not None:
+        fold = folds_of(data.together, int(share * len(y)), seed)
+        is_held_out = (fold == 0) & (int(share * len(y)) > 0) & bool(fold.max() > 0)
+        if not bool(is_held_out.any()):
+            return data, None
+        return data.part(~is_held_out), (x[is_held_out], y[is_held_out])
     strata = [order]
     if data.task == "classification":
         strata = [order[y[order] == label] for label in range(data.outputs)]
@@ -193,11 +213,8 @@ def as_dataset(
     test: Any,
     kind: str | None,
     task: Task | None,
-    header: bool | None = None,
 ) -> Dataset:
     """Return the inputs of `discover` as a `Dataset`."""
-    if isinstance(x, (str, Path)):
-        return read(x, kind, task, header=header)
     if isinstance(x, Dataset):
         if y is not None or test is not None or task not in (None, x.task):
             raise ValueError(
@@ -205,12 +222,25 @@ def as_dataset(
                 "dataset(x, y, task=..., test=...)."
             )
         return x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)
+    x, y, columns, class_names = as_arrays(x, y)
     labels, names = (None, ()) if y is None else as_labels(_label_array(y), "y")
-    held_out = None
+    names, held_out = names or class_names, None
+    if test is not None:
+        test = as_arrays(*test)[:2]
     if y is not None and test is not None:
         labels, test_labels, names = as_both_labels(_label_array(y), _label_array(test[1]), "y")
         held_out = (_input_tensor(test[0]), test_labels)
-    return dataset(_input_tensor(x), labels, kind=kind, task=task, names=names, test=held_out)
+    data = dataset(_input_tensor(x), labels, kind=kind, task=task, names=names, test=held_out)
+    return replace(data, columns=columns)
+
+
+def _group_numbers(values: Any, n: int) -> Tensor:
+    """Return a number for each sample; equal values have equal numbers."""
+    array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+    if array.shape != (n,):
+        raise ValueError(f"together must have one value per sample, [{n}], got {array.shape}.")
+    array = array.astype(str) if array.dtype.kind == "O" else array
+    return torch.from_numpy(np.unique(array, return_inverse=True)[1].astype(np.int64))
 
 
 def _input_tensor(values: Any) -> Tensor:

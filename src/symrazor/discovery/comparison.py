@@ -119,9 +119,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     began = clock.now()
     config, plan = plan_question(question, options, tell)
     folder = options.unfinished_folder(question.name)
-    data = comparison_data(question.train, plan.samples, options.seed)
-    # Starts are scored once, at the end, on data that no worker needs.
-    shared = replace(question, train=data, test=None)
+    shared = comparison_data(question, plan.samples, options.seed)
     comparison = Comparison(shared, config, plan.samples, options.seed, folder)
     compared = Compared(comparison, plan)
     steps = _Steps(folder and folder / STEPS_FILE)
@@ -318,6 +316,8 @@ def _split(
     check = pool[outside[:count]]
     is_training = torch.ones(n, dtype=torch.bool)
     is_training[check] = False
+    if question.together is not None:
+        is_training[torch.isin(question.together, question.together[check])] = False
     return (train[0][is_training], train[1][is_training]), select(train, check)
 
 

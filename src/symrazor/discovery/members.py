@@ -35,7 +35,7 @@ from symrazor.discovery.budget import (
     batch_size,
     evidence_interval,
 )
-from symrazor.discovery.question import Question, Structure, select, slug, subsample
+from symrazor.discovery.question import Question, Structure, folds_of, select, slug, subsample
 from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
 from symrazor.inference.razor_config import State, copy_state
@@ -80,6 +80,11 @@ class Comparison:
         n = len(self.question.train[1])
         order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed))
         left_out = min(n - self.samples, MAX_LEFT_OUT)
+        if self.question.together is not None and left_out:
+            fold = folds_of(self.question.together, left_out, self.seed)
+            is_outside = fold == start % (int(fold.max()) + 1)
+            inside = order[~is_outside[order]][: self.samples]
+            return inside.sort().values, is_outside.nonzero()[:, 0]
         order = order.roll(-start * left_out)
         return order[left_out : left_out + self.samples].sort().values, order[:left_out]
 
@@ -349,7 +354,12 @@ def _after(previous: Member, latest: Member) -> Member:
     return replace(better, history=history)
 
 
-def comparison_data(train: Tensors, samples: int, seed: int) -> Tensors:
-    """Return the training data of a comparison: what starts are trained on and leave out."""
-    n = len(train[1])
-    return select(train, subsample(n, min(n, samples + MAX_LEFT_OUT), seed))
+def comparison_data(question: Question, samples: int, seed: int) -> Question:
+    """Return the question with the data of a comparison: what starts are trained on and leave out.
+
+    Held-out data are left away: starts are scored once, at the end, on data that no worker needs.
+    """
+    n, together = len(question.train[1]), question.together
+    index = subsample(n, min(n, samples + MAX_LEFT_OUT), seed)
+    together = None if together is None else together[index]
+    return replace(question, train=select(question.train, index), test=None, together=together)

@@ -331,6 +331,8 @@ class Question:
         test: prepared held-out data.
         likelihood: returns a new likelihood.
         config: training options; None to plan them for the available time.
+        together: a number for each training sample; samples with the same number stay on one side
+            of every split. None if every sample is on its own.
     """
 
     name: str
@@ -340,6 +342,18 @@ class Question:
     test: Tensors | None
     likelihood: MakeLikelihood
     config: FitConfig | None = None
+    together: Tensor | None = None
+
+
+def folds_of(together: Tensor, size: int, seed: int) -> Tensor:
+    """Return a fold for each sample, of about `size` samples; groups of samples are not divided."""
+    groups, group = together.unique(return_inverse=True)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(groups), generator=generator)
+    counts = group.bincount(minlength=len(groups))
+    before = torch.zeros(len(groups), dtype=torch.int64)
+    before[order] = counts[order].cumsum(0) - counts[order]
+    return (before // max(1, size))[group]
 
 
 def subsample(n: int, count: int, seed: int) -> Tensor:

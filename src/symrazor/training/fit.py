@@ -30,6 +30,7 @@ from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
+from symrazor.data.batches import as_tensor
 from symrazor.data.streams import Column, as_samples
 from symrazor.inference.evidence import Evidence
 from symrazor.inference.posterior import How, Posterior, Prediction
@@ -357,7 +358,7 @@ def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
         if samples is not None:
             return cast(Tensors, (Column(samples, 0), Column(samples, 1)))
     if is_pair:
-        data = [torch.from_numpy(p) if isinstance(p, np.ndarray) else p for p in data]
+        data = [as_tensor(part) for part in data]
     if not is_pair or not all(isinstance(part, Tensor) for part in data):
         got = f"({', '.join(type(p).__name__ for p in data)})" if is_pair else type(data).__name__
         raise ValueError(

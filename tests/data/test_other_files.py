@@ -1,0 +1,145 @@
+"""Test Parquet, HDF5, .pt, WAV and NIfTI files, and the choice of columns."""
+
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from symrazor.data import read
+from symrazor.data.csv_files import read_csv
+from symrazor.data.other_files import optional
+
+X = np.random.default_rng(0).normal(size=(40, 3))
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"x": torch.from_numpy(X), "y": torch.from_numpy(Y)},
+        (torch.from_numpy(X), torch.from_numpy(Y)),
+    ],
+)
+def test_pt_files(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "data.pt")
+    data = read(tmp_path / "data.pt")
+    assert np.array_equal(data.x.numpy(), X) and np.array_equal(data.y, Y)
+
+
+def test_pt_files_run_no_code(tmp_path: Path) -> None:
+    torch.save({"x": Path("a module of a stranger")}, tmp_path / "data.pt")
+    with pytest.raises(ValueError, match=r"data\.pt"):
+        read(tmp_path / "data.pt")
+
+
+def test_hdf5_files(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"], file["y"] = X, Y
+    data = read(tmp_path / "data.h5")
+    assert np.array_equal(data.x.numpy(), X) and np.array_equal(data.y, Y)
+    with h5py.File(tmp_path / "bad.h5", "w") as file:
+        file["inputs"] = X
+    with pytest.raises(ValueError, match=r"no data set x, only \['inputs'\]"):
+        read(tmp_path / "bad.h5")
+
+
+def test_parquet_files(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"id": [f"r{k}" for k in range(40)], "a": X[:, 0], "b": X[:, 1], "label": Y}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
+    data = read(tmp_path / "data.parquet")
+    assert np.array_equal(data.x.numpy(), X[:, :2])  # no digit is lost
+    assert np.array_equal(data.y, Y) and data.ids[:2] == ("r0", "r1")
+    only = read(tmp_path / "data.parquet", columns=["b"])
+    assert np.array_equal(only.x.numpy(), X[:, 1:2])
+
+
+def test_a_missing_package_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install symrazor\[parquet\]"):
+        read(tmp_path / "data.parquet")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install symrazor\[none\]"):
+        optional("no_such_package", "none", tmp_path)
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(1, "u1"), (2, "<i2"), (4, "<i4")])
+def test_folders_of_wav_files(tmp_path: Path, width: int, dtype: str) -> None:
+    draws = np.random.default_rng(0)
+    signals = {}
+    for number in range(24):
+        folder = tmp_path / ("high" if number % 2 else "low")
+        folder.mkdir(exist_ok=True)
+        signal = draws.uniform(-0.9, 0.9, (2, 50))
+        scaled = np.round(signal * 2 ** (8 * width - 1)) + (128 if width == 1 else 0)
+        with wave.open(str(folder / f"{number:02}.wav"), "wb") as file:
+            file.setnchannels(2)
+            file.setsampwidth(width)
+            file.setframerate(8000)
+            file.writeframes(scaled.T.astype(dtype).tobytes())
+        signals[f"{folder.name}/{number:02}.wav"] = signal
+    data = read(tmp_path)
+    assert data.kind == "series" and data.names == ("high", "low")
+    expected = np.stack([signals[name] for name in data.ids])
+    np.testing.assert_allclose(data.x.numpy(), expected, atol=2 ** (1.0 - 8 * width))
+
+
+def test_folders_of_volumes(tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    for number in range(20):
+        folder = tmp_path / f"class {number % 2}"
+        folder.mkdir(exist_ok=True)
+        np.save(folder / f"{number:02}.npy", draws.random((9, 8, 8)).astype(np.float32))
+    data = read(tmp_path)
+    assert data.kind == "volume" and list(data.x.shape) == [20, 1, 9, 8, 8]
+    np.save(tmp_path / "class 0" / "zz.npy", np.zeros((9, 8, 7), np.float32))
+    with pytest.raises(ValueError, match=r"must have one shape: .*00.npy has \[9, 8, 8\]"):
+        read(tmp_path)
+
+
+def test_nifti_files(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    draws = np.random.default_rng(0)
+    for number in range(20):
+        folder = tmp_path / f"class {number % 2}"
+        folder.mkdir(exist_ok=True)
+        values = draws.random((8, 8, 9)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / f"{number:02}.nii")
+    data = read(tmp_path)
+    assert data.kind == "volume" and list(data.x.shape) == [20, 1, 9, 8, 8]
+
+
+TABLE = "\n".join(
+    ["patient,age,height,label", *(f"p{k // 4},{k},{k * k},{k % 2}" for k in range(24))]
+)
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(TABLE)
+    data = read(tmp_path / "a.csv", columns=["Height"], together="patient")
+    assert data.columns == ("height",) and data.x[:, 0].tolist() == [k * k for k in range(24)]
+    assert data.together is not None
+    assert [len(data.together[data.together == k]) for k in data.together.unique()] == [4] * 6
+    with pytest.raises(ValueError, match="has no column 'weight'. Columns: patient, age"):
+        read(tmp_path / "a.csv", columns=["weight"])
+
+
+def test_the_column_of_groups_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(TABLE)
+    contents = read_csv(tmp_path / "a.csv", together="patient")
+    assert contents.columns == ("age", "height")
+
+
+def test_columns_of_other_files_cannot_be_chosen(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    with pytest.raises(ValueError, match="is no table"):
+        read(tmp_path / "a.npz", columns=["a"])
