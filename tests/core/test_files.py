@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load, save, save_file
 
-from symrazor.core.files import check_writable_file, with_sorted_metadata, write_atomically
+from symrazor.core.files import (
+    check_writable_file,
+    with_sorted_metadata,
+    write_atomically,
+    write_tensors,
+)
 
 
 def test_files_are_written_atomically(tmp_path: Path) -> None:
@@ -51,3 +57,18 @@ def test_metadata_are_sorted_and_tensors_stay() -> None:
     assert header["__metadata__"] == names and list(header["__metadata__"]) == sorted(names)
     for name, tensor in load(content).items():
         assert torch.equal(tensor, tensors[name])
+
+
+def test_files_of_tensors_follow_the_umask_and_name_errors_of_the_system(tmp_path: Path) -> None:
+    path, plain = tmp_path / "a.safetensors", tmp_path / "plain"
+    plain.write_bytes(b"")
+    write_tensors(path, lambda: save_file({"a": torch.ones(2)}, path))
+    assert path.stat().st_mode == plain.stat().st_mode
+
+    def fail(text: str) -> None:
+        raise SafetensorError(text)
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*a.safetensors'"):
+        write_tensors(path, lambda: fail("I/O error: No space left on device (os error 28)"))
+    with pytest.raises(SafetensorError, match="shared"):
+        write_tensors(path, lambda: fail("Some tensors are shared"))

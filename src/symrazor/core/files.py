@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from safetensors import SafetensorError
 
 try:
     import fcntl
@@ -75,6 +78,25 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         remove(temporary)
         raise
+
+
+def write_tensors(path: Path, write: Callable[[], object]) -> None:
+    """Call a function of safetensors that writes a file; permissions follow the umask.
+
+    Raises:
+        OSError: the file cannot be written. The library only says so in a text, and makes files
+            that nobody else can read.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        write()
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    path.chmod(stat.S_IMODE(mode))
 
 
 def named(error: OSError, path: Path) -> OSError:

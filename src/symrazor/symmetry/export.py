@@ -40,7 +40,7 @@ from symrazor.accelerate.torch_internals import (
     local_parameters,
 )
 from symrazor.core.choices import Format
-from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata
+from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata, write_tensors
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.inference.last_layer import LastLayer, recorded_inputs
@@ -200,10 +200,9 @@ def _write_program(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
 
 
 def _write_weights(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
-    save_model(plain, str(file), metadata={"format": "pt", "network": _describe(plain, x, about)})
-    content = with_sorted_metadata(file.read_bytes())
-    file.unlink()  # safetensors makes files that nobody else can read; the umask decides here
-    file.write_bytes(content)
+    metadata = {"format": "pt", "network": _describe(plain, x, about)}
+    write_tensors(file, lambda: save_model(plain, str(file), metadata))
+    file.write_bytes(with_sorted_metadata(file.read_bytes()))
     reloaded = copy.deepcopy(plain)
     with torch.no_grad():
         for tensor in reloaded.state_dict().values():

@@ -12,7 +12,6 @@ A state is a nested dictionary of tensors, numbers, strings, lists and None. In 
 with integer keys.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -27,7 +26,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from symrazor.core.files import flush, named, parse_json, reader, remove, temporary_path
+from symrazor.core.files import (
+    flush,
+    named,
+    parse_json,
+    reader,
+    remove,
+    temporary_path,
+    write_tensors,
+)
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
 from symrazor.data.streams import Column
@@ -124,10 +131,7 @@ def _write(folder: Path, state: State) -> None:
     tensors: dict[str, Tensor] = {}
     plain = _extract_tensors(state, "", tensors)
     _check_serialisable(plain)
-    try:
-        save_file(tensors, folder / TENSORS)
-    except SafetensorError as error:  # raised for a full disk, too
-        raise OSError(errno.EIO, str(error), str(folder / TENSORS)) from error
+    write_tensors(folder / TENSORS, lambda: save_file(tensors, folder / TENSORS))
     document = {
         "schema": SCHEMA,
         "versions": {
