@@ -112,6 +112,21 @@ def test_links_do_not_lead_out_of_a_run_folder(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
+@pytest.mark.parametrize("link", ["unfinished", "unfinished/data/linear-0-0", "checkpoints"])
+def test_a_run_is_not_resumed_through_a_link(link: str, tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    with owned_folder(folder, DISCOVER):
+        (folder / link).parent.mkdir(parents=True, exist_ok=True)
+        (folder / link).symlink_to(outside)
+    with pytest.raises(ValueError, match=f"{link} leads out of"), owned_folder(folder, DISCOVER):
+        pass
+    (folder / link).unlink()
+    (folder / "data").symlink_to(outside)  # of the user
+    with owned_folder(folder, DISCOVER):
+        pass
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x"])
 def test_names_outside_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leads out of the run folder"):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 
 from symrazor.accelerate.devices import cpu_threads
-from symrazor.core.files import write_atomically
+from symrazor.core.files import parse_json, write_atomically
 from symrazor.core.parameters import weights
 from symrazor.curvature.estimate import Method
 from symrazor.data import Tensors
@@ -38,6 +38,8 @@ from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
 
 PLAN = "plan.json"
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
+"""Errors of a missing or damaged plan of an interrupted run, which is then made again."""
 TRIAL_SAMPLES = 256
 PLANNED_SHARE = 0.8
 """Share of the available time that is planned; the rest covers what a short trial does not show."""
@@ -364,8 +366,11 @@ def stored_plan(file: Path | None, make: Callable[[], P]) -> FinalPlan | P:
     """Return the plan of an interrupted run from a file, or else make and store a new one."""
     if file is None:
         return make()
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        return FinalPlan(**json.loads(file.read_text()))
+    with contextlib.suppress(*DAMAGED):
+        plan = FinalPlan(**parse_json(file))
+        numbers = (plan.epochs, plan.samples, plan.evidence_steps)
+        if isinstance(plan.name, str) and all(type(n) is int and n > 0 for n in numbers):
+            return plan
     plan = make()
     if isinstance(plan, FinalPlan):
         write_atomically(file, json.dumps(asdict(plan)).encode())
@@ -408,8 +413,8 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
 
 
 def _read_plan(file: Path, key: dict[str, Any] | None) -> Plan | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads(file.read_text())
+    with contextlib.suppress(*DAMAGED):
+        stored = parse_json(file)
         if stored["key"] == key:
             costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
             first, second = map(int, stored["epochs"])

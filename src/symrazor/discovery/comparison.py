@@ -25,10 +25,11 @@ import torch
 
 from symrazor.accelerate.devices import run_in_turn
 from symrazor.accelerate.workers import Workers
-from symrazor.core.files import write_atomically
+from symrazor.core.files import parse_json, write_atomically
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
 from symrazor.discovery.budget import (
+    DAMAGED,
     EVIDENCE_SUBSET,
     LARGE_SAMPLES,
     MIN_EPOCHS,
@@ -153,8 +154,8 @@ class _Steps:
 
     def __post_init__(self) -> None:
         if self.file is not None:
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                self.stored = [(str(k), int(v)) for k, v in json.loads(self.file.read_text())]
+            with contextlib.suppress(*DAMAGED):
+                self.stored = [(str(k), int(v)) for k, v in parse_json(self.file)]
 
     def decide(self, name: str, value: int) -> int:
         """Return the stored decision of this place, or store the given one."""

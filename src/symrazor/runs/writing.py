@@ -16,6 +16,7 @@ While another run is deleted from the folder, the state is "clearing", with the 
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -230,6 +231,7 @@ def owned_folder(
             if problem is not None or is_cleared:
                 _delete_run(folder, owner, manifest)
             remove_temporaries(folder)
+            check_links(folder)
             others = _names(folder)
             is_new = problem is not None or manifest is None or is_cleared
             if is_new:
@@ -263,6 +265,16 @@ def remove_temporaries(folder: Path) -> None:
     for path in [*folder.glob("*"), *folder.glob("*/*")]:
         if is_temporary(path.name) and not path.parent.is_symlink():
             remove(path)
+
+
+def check_links(folder: Path) -> None:
+    """Raise ValueError if a link in a place that a run writes to leads out of the folder."""
+    for name in OUTPUTS:
+        inside(folder, name)
+        for place, folders, files in os.walk(folder / name):
+            for path in (Path(place, inner) for inner in (*folders, *files)):
+                if path.is_symlink():
+                    inside(folder, path.relative_to(folder).as_posix())
 
 
 def _problem(folder: Path, owner: Owner, resume: bool = False) -> str | None:
