@@ -1,5 +1,6 @@
 """Test that files are written atomically."""
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -24,6 +25,21 @@ def test_files_are_written_atomically(tmp_path: Path) -> None:
         write_atomically(path, "not bytes")  # type: ignore[arg-type]
     assert path.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    names = (".p.csv.0123456789abcdef", ".p.csv.mine", ".other.0123456789abcdef")
+    for name in names:
+        (tmp_path / name).touch()
+    held = (tmp_path / ".p.csv.1111111111111111").open("xb")
+    fcntl.flock(held, fcntl.LOCK_EX)  # a process that is writing
+    write_atomically(path, b"new")
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"p.csv", names[1], names[2], ".p.csv.1111111111111111"}
+    held.close()
+    write_atomically(path, b"newer")
+    assert path.read_bytes() == b"newer" and len(list(tmp_path.iterdir())) == 3
 
 
 def test_file_permissions_follow_the_umask(tmp_path: Path) -> None:

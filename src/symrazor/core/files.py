@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from safetensors import SafetensorError
 
@@ -66,11 +66,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path.parent, path.name)
     try:
+        _remove_abandoned(path)
         with temporary.open("xb") as file:
+            _lock(file)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            if fcntl is not None:  # still locked; Windows cannot rename an open file
+                os.replace(temporary, path)
+        if fcntl is None:
+            os.replace(temporary, path)
         flush(path.parent)
     except OSError as error:
         remove(temporary)
@@ -78,6 +83,28 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         remove(temporary)
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files for a path of processes that were killed: those without a lock."""
+    names = [name for name in os.listdir(path.parent) if name.startswith(f".{path.name}.")]
+    for temporary in (path.parent / name for name in names if is_temporary(name)):
+        with suppress(OSError):
+            if temporary.is_file() and not temporary.is_symlink():
+                with temporary.open("rb") as file:
+                    if _lock(file):
+                        temporary.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Lock an open file until it is closed; return whether that is possible."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def write_tensors(path: Path, write: Callable[[], object]) -> None:

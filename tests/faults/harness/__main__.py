@@ -1,9 +1,14 @@
 """Run all attacks and print a table of counts: `make faults`.
 
 PYTHONPATH=src:tests/faults python -m harness --jobs 2 --json benchmarks/results/faults.json
+
+The work is cut into parts of about a minute. The result of each part is stored at once
+(`--progress`), so that a run that was stopped, or that stops itself after `--minutes`, is continued
+by the same command. Parts of another version of the sources are counted again.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -11,28 +16,39 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.fuzz import run_child, run_module
+from harness.fuzz import run_module
 from symrazor.core.version import __version__
 
+ROOT = Path(__file__).parents[3]
 TARGETS = (
     *("npy", "npz", "idx", "csv", "cifar", "images", "trajectories", "toml", "groups", "events"),
-    *("checkpoints", "networks", "discoveries", "fits", "resumes", "manifests", "tars"),
+    *("checkpoints", "networks", "discoveries", "fits", "resumes", "resumed_discoveries"),
+    *("manifests", "tars"),
 )
-SLOW_TARGETS = {"networks": 10, "discoveries": 10, "fits": 20, "resumes": 40, "images": 4}
+SLOW_TARGETS = {
+    **{"networks": 4, "discoveries": 10, "fits": 20, "resumes": 20, "images": 4},
+    **{"resumed_discoveries": 100},
+}
 """Targets that get fewer inputs, by this factor."""
-CASES = (
-    *("fit", "fit over another run", "discover vectors", "discover images", "discover series"),
-    *("discover sets", "discover volumes", "trajectories", "report", "export", "two processes"),
-)
-DISK_CASES = ("fit", "discover vectors", "report", "export")
-CHUNK = 20_000
-"""Inputs of one child process."""
+CASES = {
+    **{"fit": 1, "fit over another run": 1, "discover vectors": 1, "discover images": 10},
+    **{"discover series": 10, "discover sets": 10, "discover volumes": 10, "equations": 1},
+    **{"trajectories": 4, "report": 1, "export": 1, "predict": 1, "two processes": 1},
+}
+"""Command -> it is killed before each so-many-th file operation."""
+PARTS = {"discover vectors": 6, "discover images": 2, "discover series": 2, "trajectories": 3}
+"""Command -> parts into which its kills are divided."""
+DISK_CASES = {"fit": 1, "discover vectors": 4, "report": 1, "export": 1, "predict": 1}
+"""Command -> each so-many-th file operation fails."""
+FUZZ_CHUNK, NUMBERS_CHUNK = 20_000, 100
+"""Inputs and data sets of one child process."""
+CONTINUE = 75
+"""Exit code of a run that has to be continued."""
 COLUMNS = {
     "wrong exceptions": ("wrong exception", "crash"),
     "lost or mixed runs": ("lost run", "mixed run", "half-written", "temporary left"),
@@ -45,11 +61,17 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Job:
-    """Part of the work; `run` returns what was tried, failures, and their descriptions."""
+    """Part of the work: `harness.MODULE.attack(*arguments)` in a child process."""
 
     attack: str
     target: str
-    run: Callable[[], dict[str, Any]]
+    module: str
+    arguments: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Name in the file of progress."""
+        return shlex.join((self.module, *self.arguments))
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
@@ -57,27 +79,78 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     work = []
     weights = {name: 1 / SLOW_TARGETS.get(name, 1) for name in TARGETS}
     for name in TARGETS if options.inputs else ():
-        count = round(options.inputs * weights[name] / sum(weights.values()))
-        for first in range(0, count, CHUNK):
-            size = min(CHUNK, count - first)
-            work.append(
-                Job("damaged files", name, lambda n=name, f=first, s=size: run_child(n, f, s))
-            )
-    for name in CASES if options.kills else ():
-        arguments = [name, str(options.kills), str(options.every)]
-        work.append(Job("kill -9", name, lambda a=arguments: run_module("kills", *a)))
-    for name in DISK_CASES if options.disk else ():
-        arguments = [name, str(options.every)]
-        work.append(Job("disk", name, lambda a=arguments: run_module("disk", *a)))
+        count = -int(-options.inputs * weights[name] // sum(weights.values()))
+        chunk = max(1, FUZZ_CHUNK // SLOW_TARGETS.get(name, 1))
+        for first in range(0, count, chunk):
+            numbers = str(first), str(min(chunk, count - first))
+            work.append(Job("damaged files", name, "fuzz", (name, *numbers)))
+    for name, every in CASES.items() if options.kills else ():
+        n_parts = PARTS.get(name, 1)
+        for part in range(n_parts):
+            numbers = str(options.kills), str(every * options.every), str(part), str(n_parts)
+            work.append(Job("kill -9", name, "kills", (name, *numbers)))
+    for name, every in DISK_CASES.items() if options.disk else ():
+        work.append(Job("disk", name, "disk", (name, str(every * options.every))))
+    for first in range(0, options.numbers, NUMBERS_CHUNK):
+        count = min(NUMBERS_CHUNK, options.numbers - first)
+        work.append(Job("numbers", "discover", "numbers", (str(count), str(first))))
     if options.numbers:
-        count = str(options.numbers)
-        work.append(Job("numbers", "discover", lambda: run_module("numbers", count)))
+        work.append(Job("numbers", "evidence", "scales", (str(10 * options.numbers),)))
     if options.estimates:
-        count_estimates = str(options.estimates)
-        work.append(Job("soak", "evidence", lambda: run_module("soak", count_estimates)))
+        work.append(Job("soak", "evidence", "soak", (str(options.estimates),)))
     if options.wheel:
-        work.append(Job("rebuild", "wheel", lambda: run_module("wheel")))
+        work.append(Job("rebuild", "wheel", "wheel", ()))
     return work
+
+
+def sources() -> str:
+    """Return a hash of everything that is attacked, and of the attacks."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    for file in sorted([*ROOT.glob("src/**/*.py"), *Path(__file__).parent.glob("*.py")]):
+        digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+class Progress:
+    """Results of finished parts, as lines of JSON in a file; None keeps them in memory."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file, self.sources = file, sources()
+        self.results: dict[str, dict[str, Any]] = {}
+        lines = [] if file is None or not file.exists() else file.read_text().splitlines()
+        for line in lines:
+            entry = json.loads(line)
+            if entry["sources"] == self.sources:
+                self.results[entry["key"]] = entry["result"]
+
+    def store(self, job: Job, result: dict[str, Any]) -> None:
+        """Store the result of a part."""
+        self.results[job.key] = result
+        if self.file is not None:
+            entry = {"sources": self.sources, "key": job.key, "result": result}
+            with self.file.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+
+
+def run(work: list[Job], progress: Progress, at_a_time: int, minutes: float) -> None:
+    """Run the parts that are missing; start none after so many minutes."""
+    deadline = time.monotonic() + 60 * minutes
+
+    def start(job: Job) -> dict[str, Any] | None:
+        if time.monotonic() > deadline:
+            return None
+        return run_module(job.module, *job.arguments)
+
+    missing = [job for job in work if job.key not in progress.results]
+    with ThreadPoolExecutor(at_a_time) as pool:
+        started = {pool.submit(start, job): job for job in missing}
+        for future in as_completed(started):
+            job, result = started[future], future.result()
+            if result is None:
+                continue
+            progress.store(job, result)
+            text = f"{job.attack}, {job.key}: {result['tried']:,} tried, {result['cpu']:.0f} s"
+            print(text, *result["shown"], sep="\n", file=sys.stderr, flush=True)
 
 
 def summarise(results: list[tuple[Job, dict[str, Any]]]) -> list[list[Any]]:
@@ -113,11 +186,22 @@ def show(rows: list[list[Any]]) -> None:
         print("  ".join(text).rstrip())
 
 
-def write_json(file: Path, rows: list[list[Any]], jobs_at_a_time: int, minutes: float) -> None:
+def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, Any]]) -> None:
     """Write the table as a result file of benchmarks/."""
-    arguments = shlex.join(a for a in sys.argv[1:] if a != "--json" and not a.endswith(".json"))
-    command = f'make faults ARGS="{arguments}"' if arguments else "make faults"
+    hidden = ("--json", "--progress", "--minutes")
+    arguments, words = [], iter(sys.argv[1:])
+    for word in words:
+        if word in hidden:
+            next(words, None)
+        else:
+            arguments.append(word)
+    command = f'make faults ARGS="{shlex.join(arguments)}"' if arguments else "make faults"
     machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    attacks = Counter[str]()
+    for row in rows[:-1]:
+        attacks[row[0]] += row[2]
+    strides = [f"{every}. of {name}" for name, every in CASES.items() if every > 1]
+    cpu = sum(result["cpu"] for result in results.values()) / 60
     result = {
         "title": "Faults: damaged files, kills, full disks, numbers at any scale",
         "question": "Does an attack cause a wrong exception, lose a run, or run code?",
@@ -127,8 +211,14 @@ def write_json(file: Path, rows: list[list[Any]], jobs_at_a_time: int, minutes: 
         "goal": "0 in every column but the first",
         "columns": ["attack", "target", "tried", *COLUMNS],
         "rows": rows,
-        "summary": {"command": command, "machine": machine},
-        "notes": [f"{minutes:.0f} minutes, {jobs_at_a_time} attacks at a time."],
+        "summary": {
+            **{"command": command, "machine": machine, "cpu_minutes": round(cpu)},
+            **{name.replace(" ", "_"): count for name, count in attacks.items()},
+        },
+        "notes": [
+            f"{cpu:.0f} minutes of CPU time, in one run of one version of the sources.",
+            f"Kills: before every file operation, but only before every {', '.join(strides)}.",
+        ],
     }
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
@@ -137,37 +227,34 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments."""
     parser = argparse.ArgumentParser(prog="make faults ARGS=...", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="damaged files")
-    parser.add_argument("--kills", type=int, default=5, help="kills at random times, by command")
+    parser.add_argument("--kills", type=int, default=3, help="kills at random times, by part")
     parser.add_argument(
         "--every", type=int, default=1, help="kill before each so-many-th operation"
     )
-    parser.add_argument("--numbers", type=int, default=300, help="changed data sets")
+    parser.add_argument("--numbers", type=int, default=600, help="changed data sets")
     parser.add_argument("--estimates", type=int, default=2000, help="estimates in one process")
     parser.add_argument("--no-disk", dest="disk", action="store_false", help="no write errors")
     parser.add_argument("--no-wheel", dest="wheel", action="store_false", help="no package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="children at a time")
     parser.add_argument("--json", type=Path, help="file for the table")
+    parser.add_argument("--progress", type=Path, help="file for the results of finished parts")
+    parser.add_argument("--minutes", type=float, default=1e6, help="time for this call")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
-    """Run the attacks; return 1 if anything failed."""
+    """Run the attacks; return 1 if anything failed, or `CONTINUE`."""
     options = options_of(sys.argv[1:])
-    started = time.monotonic()
-    results: list[tuple[Job, dict[str, Any]]] = []
-    rows: list[list[Any]] = []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        started_jobs = {pool.submit(job.run): job for job in jobs(options)}
-        for future in as_completed(started_jobs):
-            job, result = started_jobs[future], future.result()
-            results.append((job, result))
-            print(f"{job.attack}, {job.target}: {result['tried']:,} tried", file=sys.stderr)
-            for text in result["shown"]:
-                print(text, file=sys.stderr)
-            rows = summarise(results)
-            if options.json:  # after each attack: a run of hours may be stopped
-                write_json(options.json, rows, options.jobs, (time.monotonic() - started) / 60)
+    work, progress = jobs(options), Progress(options.progress)
+    run(work, progress, options.jobs, options.minutes)
+    done = [(job, progress.results[job.key]) for job in work if job.key in progress.results]
+    rows = summarise(done)
     show(rows)
+    if len(done) < len(work):
+        print(f"{len(done)} of {len(work)} parts: run the same command again.", file=sys.stderr)
+        return CONTINUE
+    if options.json:
+        write_json(options.json, rows, {job.key: result for job, result in done})
     return int(any(rows[-1][3:]))
 
 

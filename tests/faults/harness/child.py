@@ -4,6 +4,7 @@ python -m harness.child MODULE ARGUMENTS...    calls `harness.MODULE.attack(*ARG
 """
 
 import json
+import os
 import sys
 from importlib import import_module
 
@@ -11,4 +12,6 @@ if __name__ == "__main__":
     module, *arguments = sys.argv[1:]
     values = [int(text) if text.isdecimal() else text for text in arguments]
     outcome = import_module(f"harness.{module}").attack(*values)
-    print(json.dumps({**vars(outcome), "failures": dict(outcome.failures)}))
+    times = os.times()
+    cpu = sum(times[:4])  # of this process and its children
+    print(json.dumps({**vars(outcome), "failures": dict(outcome.failures), "cpu": cpu}))

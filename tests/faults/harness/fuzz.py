@@ -81,11 +81,12 @@ class Guard:
             if not self._is_inside(path) and (writes or not known):
                 self.seen.append(("outside", f"open {path}"))
         elif event in _WRITE_EVENTS:
-            for path in args[:2]:
-                if isinstance(path, str | os.PathLike) and not self._is_inside(
-                    os.path.realpath(path)
-                ):
-                    self.seen.append(("outside", f"{event} {os.fspath(path)}"))
+            paths = [os.fspath(a) for a in args if isinstance(a, str | os.PathLike)]
+            handle = -1 if event == "os.truncate" else args[-1]  # of an open folder
+            place = os.readlink(f"/proc/self/fd/{handle}") if handle >= 0 else ""
+            for path in paths:
+                if not self._is_inside(os.path.realpath(os.path.join(place, path))):
+                    self.seen.append(("outside", f"{event} {path}"))
 
     def _is_inside(self, path: str) -> bool:
         return path == self.folder or path.startswith(self.folder + "/")
@@ -203,11 +204,6 @@ def attack(name: str, first: int, count: int) -> Outcome:
     return fuzzer.outcome
 
 
-def run_child(name: str, first: int, count: int) -> dict[str, Any]:
-    """Run `attack` in a process of its own."""
-    return run_module("fuzz", name, str(first), str(count))
-
-
 def run_module(module: str, *arguments: str) -> dict[str, Any]:
     """Run the attack of a module in a process of its own, and return its counts.
 
@@ -223,4 +219,4 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
         result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return result
     text = f"{module} {arguments}: exit {done.returncode}: {done.stderr[-2000:]}"
-    return {"tried": 0, "failures": {"crash": 1}, "shown": [text]}
+    return {"tried": 0, "failures": {"crash": 1}, "shown": [text], "cpu": 0.0}

@@ -80,13 +80,21 @@ def _table(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / "data.csv").write_text(TABLES[name]) and None
 
 
-def _motion(folder: Path) -> None:
-    times = np.arange(12) * 0.5
-    phase = np.random.default_rng(0).uniform(0, 6, (5, 1)) + times
-    np.savez(folder / "t.npz", states=np.stack([np.sin(phase), np.cos(phase)], -1), times=times)
+def _motion(trajectories: int, largest: float) -> Callable[[Path], None]:
+    """Write oscillations of sizes from 1 to the largest."""
+
+    def write(folder: Path) -> None:
+        times = np.arange(12) * 0.5
+        phase = np.random.default_rng(0).uniform(0, 6, (trajectories, 1)) + times
+        size = np.linspace(1, largest, trajectories)[:, None]
+        states = np.stack([size * np.sin(phase), size * np.cos(phase)], -1)
+        np.savez(folder / "t.npz", states=states, times=times)
+
+    return write
 
 
 _DISCOVER = ("--epochs", "1", "--out", "run", "--quiet", "--no-invariances")
+_TRAJECTORIES = ("--epochs", "2", "--out", "run", "--quiet")
 _FIT = ("fit", "run.toml", "--out", "run", "--quiet")
 CASES = {
     case.name: case
@@ -103,7 +111,14 @@ CASES = {
         Case("discover series", ("discover", "data.csv", *_DISCOVER), _table("series")),
         Case("discover sets", ("discover", "data.csv", *_DISCOVER), _table("sets")),
         Case("discover volumes", ("discover", "data.npz", *_DISCOVER), _arrays(1, 6, 6, 6)),
-        Case("trajectories", ("discover", "t.npz", "--epochs", "2", *_DISCOVER[2:-1]), _motion),
+        Case("trajectories", ("discover", "t.npz", *_TRAJECTORIES), _motion(5, 1)),
+        Case("equations", ("discover", "t.npz", *_TRAJECTORIES), _motion(40, 3)),
+        Case(
+            "predict",
+            ("predict", "run", "data.npz", "--out", "p.npz", "--quiet"),
+            _arrays(3),
+            before=[("discover", "data.npz", *_DISCOVER)],
+        ),
         Case("report", ("report", "run", "--quiet"), _fit_inputs, before=[_FIT]),
         Case("export", ("export", "run", "--quiet"), _fit_inputs, before=[_FIT]),
         Case("two processes", _FIT, _fit_inputs, processes=2),
@@ -375,12 +390,15 @@ class Attack:
         return report == self.new_report and "already has a finished run" in self.output()
 
 
-def attack(name: str, n_random: int, every: int = 1, seed: int = 0) -> Outcome:
-    """Kill a case before every file operation (or each `every`-th) and at random times."""
-    rng = random.Random(seed)
+def attack(name: str, n_random: int, every: int = 1, part: int = 0, parts: int = 1) -> Outcome:
+    """Kill a case before every file operation (or each `every`-th) and at random times.
+
+    With several parts, this is one of them.
+    """
+    rng = random.Random(part)
     with tempfile.TemporaryDirectory(dir=memory_disk()) as place:
         attempts = Attack(CASES[name], Path(place))
-        for number in range(1, attempts.n_operations + 1, every):
+        for number in range(1 + part * every, attempts.n_operations + 1, every * parts):
             attempts.attempt(kill_at=number)
         for _ in range(n_random):
             attempts.attempt(kill_after=rng.uniform(0.02, attempts.seconds))

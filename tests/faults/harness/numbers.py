@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies
 import torch
 from torch import Tensor
 
@@ -82,32 +84,63 @@ def _verdict(x: Tensor, y: Tensor) -> dict[str, Any]:
     return {"finite": is_finite, "recommended": answer.recommended.name, "evidences": by_name}
 
 
+def _check(name: str, change: Change, rng: random.Random) -> str | None:
+    """Return the kind of a failure, followed by a description; None if there is none."""
+    original = _data(rng)
+    try:
+        found = _verdict(*change(rng, *original))
+    except Exception as error:
+        is_ours = type(error) is ValueError or type(error).__module__.startswith("symrazor")
+        wrong = name in UNCHANGED or not is_ours
+        return f"wrong exception: {name}: {error!r}" if wrong else None
+    if not found["finite"]:
+        return f"wrong verdict: {name}: {found}"
+    if name not in UNCHANGED:
+        return None
+    expected = _verdict(*original)
+    close = all(
+        abs(value - expected["evidences"][key]) < MAX_NATS
+        for key, value in found["evidences"].items()
+    )
+    if close and found["recommended"] == expected["recommended"]:
+        return None
+    return f"wrong verdict: {name}: {found}, not {expected}"
+
+
 def attack(count: int, seed: int = 0) -> Outcome:
-    """Run `discover` on `count` changed data sets."""
+    """Run `discover` on `count` data sets, changed in ways that hypothesis chooses."""
+    changes = {**UNCHANGED, **UNUSUAL}
+
+    def check(rng: random.Random) -> str | None:
+        name = rng.choice(list(changes))
+        return _check(name, changes[name], rng)
+
+    return search(check, count, seed)
+
+
+def search(check: Callable[[random.Random], str | None], count: int, first: int) -> Outcome:
+    """Call `check` with the choices of hypothesis, which simplifies those that fail."""
     outcome = Outcome()
     warnings.simplefilter("ignore")
-    changes = [*UNCHANGED.items(), *UNUSUAL.items()]
-    for number in range(count):
-        rng = random.Random(seed + number)
-        name, change = changes[number % len(changes)]
-        original = _data(rng)
+    found = ""
+
+    @hypothesis.seed(first)
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=[*hypothesis.HealthCheck],
+    )
+    @hypothesis.given(hypothesis.strategies.randoms(use_true_random=False))
+    def test(rng: random.Random) -> None:
+        nonlocal found
         outcome.tried += 1
-        try:
-            changed = change(rng, *original)
-            found = _verdict(*changed)
-        except Exception as error:
-            is_ours = type(error) is ValueError or type(error).__module__.startswith("symrazor")
-            if name in UNCHANGED or not is_ours:
-                outcome.fail("wrong exception", f"{number}, {name}: {error!r}")
-            continue
-        if not found["finite"]:
-            outcome.fail("wrong verdict", f"{number}, {name}: {found}")
-        if name in UNCHANGED:
-            expected = _verdict(*original)
-            close = all(
-                abs(value - expected["evidences"][key]) < MAX_NATS
-                for key, value in found["evidences"].items()
-            )
-            if not close or found["recommended"] != expected["recommended"]:
-                outcome.fail("wrong verdict", f"{number}, {name}: {found}, not {expected}")
+        found = check(rng) or ""
+        assert not found
+
+    try:
+        test()
+    except AssertionError:
+        kind, _, text = found.partition(": ")
+        outcome.fail(kind, text)
     return outcome

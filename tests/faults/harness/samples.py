@@ -37,7 +37,7 @@ from symrazor.dynamics.trajectories import read_trajectories
 from symrazor.groups.constructors import from_file
 from symrazor.runs import load_run, run
 from symrazor.runs.config import read_config
-from symrazor.runs.folder import load_network, read_document, write_report
+from symrazor.runs.folder import read_document, write_report
 from symrazor.runs.predictions import predict
 from symrazor.runs.writing import MANIFEST, read_manifest
 from symrazor.symmetry.architecture import read_network
@@ -279,6 +279,7 @@ def discoveries(folder: Path) -> Target:
         "run/discover.json": mutate_json,
         "run/architecture.json": mutate_json,
         "run/network.safetensors": mutate_safetensors,
+        "run/uncertainty.safetensors": mutate_safetensors,
     }
     return Target("run of discover", use, damage, sealed=True)
 
@@ -287,13 +288,14 @@ def fits(folder: Path) -> Target:
     """Write the run folder of a fit."""
     (folder / "run.toml").write_text(RUN_FILE)
     run(read_config(folder / "run.toml"), folder / "run")
+    np.savez(folder / "new.npz", x=_x(5, 1, 8, 8).astype(np.float32))
     names = ("config.toml", "events.jsonl", "reading.json", "network.safetensors")
 
     def use(folder: Path) -> None:
         try:
             write_report(folder / "run", read_document(folder / "run"))
         finally:
-            load_network(folder / "run")
+            predict(folder / "run", folder / "new.npz")
             load_run(folder / "run")
 
     kinds = (mutate_text, mutate_text, mutate_json, mutate_safetensors)
@@ -301,6 +303,7 @@ def fits(folder: Path) -> Target:
     damage |= {"run/razor.safetensors": mutate_safetensors}
     damage |= {"run/plain/network.safetensors": mutate_safetensors}
     damage |= {"run/plain/architecture.json": mutate_json}
+    damage |= {"run/plain/uncertainty.safetensors": mutate_safetensors}
     return Target("run of fit", use, damage, sealed=True)
 
 
@@ -325,6 +328,31 @@ def resumes(folder: Path) -> Target:
         f"{name}/tensors.safetensors": mutate_safetensors,
     }
     return Target("resumed fit", resume, damage, spoil=partial(_correct_sums, name))
+
+
+def resumed_discoveries(folder: Path) -> Target:
+    """Write the folder of a discovery that was killed near its end, from which it is resumed."""
+    x = torch.from_numpy(_x(40, 3)).float()
+    y = (x[:, 0] > 0).long()
+    sr.discover(x, y, epochs=1, out=folder / "killed")
+    (started,) = (folder / "killed" / "unfinished").iterdir()
+    state = sorted(started.glob("two*/step*"))[-1]
+    place = state.relative_to(folder)
+
+    def copy(rng: random.Random, folder: Path) -> None:
+        _correct_sums(str(place), rng, folder)
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        shutil.copytree(folder / "killed", folder / "run")
+
+    def resume(folder: Path) -> None:
+        sr.discover(x, y, epochs=1, out=folder / "run")
+
+    damage: dict[str, Mutate] = {
+        str(file.relative_to(folder)): mutate_json for file in sorted(started.glob("*.json"))
+    }
+    damage |= {f"{place}/state.json": mutate_json}
+    damage |= {f"{place}/tensors.safetensors": mutate_safetensors}
+    return Target("resumed discovery", resume, damage, spoil=copy)
 
 
 def manifests(folder: Path) -> Target:
@@ -374,7 +402,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     make.__name__: make
     for make in (
         *(npy, npz, idx, csv, cifar, images, trajectories, toml, groups, events, checkpoints),
-        *(networks, discoveries, fits, resumes, manifests, tars),
+        *(networks, discoveries, fits, resumes, resumed_discoveries, manifests, tars),
     )
 }
 
