@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from harness.__main__ import CASES, DISK_CASES, SLOW_TARGETS, TARGETS
-from harness.fuzz import run_child, run_module
+from harness.fuzz import run_module
 
 N_INPUTS = 20_000
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def _check(result: dict[str, Any], at_least: int) -> None:
 def test_damaged_files(target: str) -> None:
     total = sum(1 / SLOW_TARGETS.get(name, 1) for name in TARGETS)
     count = round(N_INPUTS / SLOW_TARGETS.get(target, 1) / total) + 1
-    _check(run_child(target, 10**9, count), count)
+    _check(run_module("fuzz", target, str(10**9), str(count)), count)
 
 
 @pytest.mark.parametrize("case", CASES)

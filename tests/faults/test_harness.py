@@ -6,9 +6,10 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness.__main__ import CASES, TARGETS, jobs, options_of, summarise
+from harness.__main__ import CASES, TARGETS, Job, Progress, jobs, options_of, run, summarise
 from harness.fuzz import Guard, classify
 from harness.kills import CASES as ALL_CASES
 from harness.mutation import mutate_bytes, mutate_json, mutate_npy, mutate_npz, mutate_text
@@ -72,3 +73,22 @@ def test_every_target_and_case_is_run() -> None:
     result = {"tried": 2, "failures": {"crash": 1, "lost run": 3}, "shown": []}
     rows = summarise([(work[0], result), (work[0], result)])
     assert rows[-1][2:] == [4, 2, 6, 0, 0, 0]
+
+
+def test_a_stopped_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def run_module(module: str, *arguments: str) -> dict[str, Any]:
+        done.append(arguments[0])
+        return {"tried": 1, "failures": {}, "shown": [], "cpu": 1.0}
+
+    monkeypatch.setattr("harness.__main__.run_module", run_module)
+    work = [Job("damaged files", name, "fuzz", (name,)) for name in "abc"]
+    file = tmp_path / "progress"
+    run(work, Progress(file), 1, -1)
+    assert done == []
+    run(work[:2], Progress(file), 1, 1)
+    run(work, Progress(file), 1, 1)
+    assert done == ["a", "b", "c"] and len(Progress(file).results) == 3
+    monkeypatch.setattr("harness.__main__.sources", lambda: "others")
+    assert Progress(file).results == {}

@@ -12,8 +12,8 @@ import os
 import re
 import secrets
 import shutil
-import stat
 import socket
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -367,10 +367,10 @@ def stored_plan(file: Path | None, make: Callable[[], P]) -> FinalPlan | P:
     if file is None:
         return make()
     with contextlib.suppress(*DAMAGED):
-        plan = FinalPlan(**parse_json(file))
-        numbers = (plan.epochs, plan.samples, plan.evidence_steps)
-        if isinstance(plan.name, str) and all(type(n) is int and n > 0 for n in numbers):
-            return plan
+        stored = parse_json(file)
+        numbers = [stored[key] for key in ("epochs", "samples", "evidence_steps")]
+        if isinstance(stored["name"], str) and all(type(n) is int and n > 0 for n in numbers):
+            return FinalPlan(**stored)
     plan = make()
     if isinstance(plan, FinalPlan):
         write_atomically(file, json.dumps(asdict(plan)).encode())

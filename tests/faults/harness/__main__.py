@@ -36,14 +36,14 @@ SLOW_TARGETS = {
 }
 """Targets that get fewer inputs, by this factor."""
 CASES = {
-    **{"fit": 1, "fit over another run": 1, "discover vectors": 1, "discover images": 10},
-    **{"discover series": 10, "discover sets": 10, "discover volumes": 10, "equations": 1},
-    **{"trajectories": 4, "report": 1, "export": 1, "predict": 1, "two processes": 1},
+    **{"fit": 1, "fit over another run": 2, "discover vectors": 2, "discover images": 30},
+    **{"discover series": 30, "discover sets": 30, "discover volumes": 30, "equations": 8},
+    **{"trajectories": 10, "report": 1, "export": 1, "predict": 1, "two processes": 2},
 }
 """Command -> it is killed before each so-many-th file operation."""
-PARTS = {"discover vectors": 6, "discover images": 2, "discover series": 2, "trajectories": 3}
+PARTS = {"discover vectors": 4}
 """Command -> parts into which its kills are divided."""
-DISK_CASES = {"fit": 1, "discover vectors": 4, "report": 1, "export": 1, "predict": 1}
+DISK_CASES = {"fit": 1, "discover vectors": 12, "report": 1, "export": 1, "predict": 1}
 """Command -> each so-many-th file operation fails."""
 FUZZ_CHUNK, NUMBERS_CHUNK = 20_000, 100
 """Inputs and data sets of one child process."""
@@ -227,11 +227,11 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     """Parse the arguments."""
     parser = argparse.ArgumentParser(prog="make faults ARGS=...", description=__doc__)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="damaged files")
-    parser.add_argument("--kills", type=int, default=3, help="kills at random times, by part")
+    parser.add_argument("--kills", type=int, default=2, help="kills at random times, by part")
     parser.add_argument(
         "--every", type=int, default=1, help="kill before each so-many-th operation"
     )
-    parser.add_argument("--numbers", type=int, default=600, help="changed data sets")
+    parser.add_argument("--numbers", type=int, default=300, help="changed data sets")
     parser.add_argument("--estimates", type=int, default=2000, help="estimates in one process")
     parser.add_argument("--no-disk", dest="disk", action="store_false", help="no write errors")
     parser.add_argument("--no-wheel", dest="wheel", action="store_false", help="no package")
