@@ -90,8 +90,8 @@ def rows_of(folder: Path, name: str, seed: int, kind: str, only: str | None) -> 
         if flow not in spreads:
             continue
         s = spreads[flow]
-        numbers = [round(v, 3) for v in (s.range, *s.interval)]
-        rows.append([name, seed, kind, flow, value, *numbers, float(f"{s.p_value:.2g}"), seconds])
+        numbers = [value, s.range, *s.interval, s.p_value]
+        rows.append([name, seed, kind, flow, *numbers, seconds])
     return rows
 
 
@@ -115,6 +115,11 @@ def main() -> None:
                 write(rows, arguments)
 
 
+def shown(cell: Any) -> Any:
+    """Return numbers that are not whole with three digits."""
+    return f"{cell:.3g}" if isinstance(cell, float) else cell
+
+
 def write(rows: list[list[Any]], arguments: argparse.Namespace) -> None:
     """Write the rows."""
     options = f"--seeds {' '.join(map(str, arguments.seeds))}"
@@ -128,10 +133,12 @@ def write(rows: list[list[Any]], arguments: argparse.Namespace) -> None:
         "command": [f"python benchmarks/ranges.py DIR {options} --json FILE"],
         "machine": "one CPU thread",
         "columns": COLUMNS,
-        "rows": rows,
+        "rows": [[shown(cell) for cell in row] for row in rows],
         "notes": [
             f"{PICTURES:,} training pictures. Ranges are in degrees, probability, pixels, factor. "
             "Known ranges do not contain the natural spread of the pictures.",
+            "Low and high are two standard errors of sampling. An imperfect network makes ranges "
+            "too wide, which they do not contain; verdicts divide the lower end by 1.5.",
             "Developed on the embedded digits, MNIST and CIFAR-10 with seed 0; no picture of "
             "Fashion-MNIST was used.",
         ],

@@ -42,7 +42,7 @@ def _learned(of_all: dict[str, float] | None = None, **shares: float) -> Learned
 def test_the_verdict_separates_invariant_aligned_and_label_changing() -> None:
     learned = _learned({"left-right flip": 0.5}, rotation=0.25)
     text = learned.verdict
-    assert "Labels are unchanged by rotations up to 45 degrees (44 to 46)." in text
+    assert "Labels are unchanged by rotations up to 45 degrees (29 to 46)." in text
     assert "Labels change with left-right flips" in text
     assert "No evidence for invariance to up-down flips, horizontal shifts" in text
     assert "rotations" not in text.partition("No evidence")[2]

@@ -206,7 +206,7 @@ class LearnedAugmentation:
                 name: {
                     "found": spread.is_open,
                     "range": spread.range,
-                    "interval": list(spread.interval),
+                    "interval": list(spread.bounds),
                     "unit": spread.flow.unit,
                     "order": spread.order,
                     "range of all inputs": self.spreads.of_all[name].range,
@@ -290,7 +290,7 @@ def _plural(name: str) -> str:
 
 
 def _phrase(spread: Spread) -> str:
-    """Return a transformation with its range, as in "rotations up to 46 degrees (42 to 51)"."""
+    """Return a transformation with its range, as in "rotations up to 46 degrees (28 to 51)"."""
     flow, noun = spread.flow, _plural(spread.flow.name)
     if spread.order > 1:
         return f"{noun} by multiples of {360 / spread.order:.0f} degrees"
@@ -302,7 +302,7 @@ def _phrase(spread: Spread) -> str:
     unit = "" if flow.unit == "factor" else f" {flow.unit}"
     if spread.is_whole:
         return f"{noun}{by} up to at least {_number(flow.reported(flow.end))}{unit}"
-    low, high = (_number(value) for value in spread.interval)
+    low, high = (_number(value) for value in spread.bounds)
     return f"{noun}{by} up to {_number(spread.range)}{unit} ({low} to {high})"
 
 

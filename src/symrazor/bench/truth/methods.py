@@ -65,7 +65,7 @@ def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
     for name, spread in learned.learned.spreads.of_class.items():
         is_estimate = learned.supported and spread.is_open
         status = "estimated" if is_estimate else "no evidence"
-        ranges[name] = Range(spread.range, *spread.interval, status)  # type: ignore[arg-type]
+        ranges[name] = Range(spread.range, *spread.bounds, status)  # type: ignore[arg-type]
     return {**ranges, "flip": ranges["left-right flip"]}
 
 
