@@ -270,7 +270,8 @@ class Priced:
         free = [Relaxed([Conv(*space), FFC(*space)]) for _ in prices]
         self.model = nn.Sequential(*free, nn.Flatten(), nn.Linear(SIZE**2, 2))
         self.razor = sr.Razor(self.model, "categorical", 192)
-        self.latest = self.razor.step([bars("content")])
+        for _ in range(2):  # trials begin after the first update of the prior
+            self.latest = self.razor.step([bars("content")])
         self.history: list[dict[str, Any]] = [{}]
         self.prices = prices
 

@@ -191,7 +191,8 @@ class Moments:
     def __init__(self, uses: Sequence[Use], basis: Kron, keep_graph: bool = False) -> None:
         _, left, right = basis.eigenvectors
         inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-        dtype = widened(inputs[0]).dtype
+        # Inputs of an embedding are integers; their one-hot format has the type of the weight.
+        dtype = widened(uses[0].form.inputs(inputs[0][:1])).dtype
         self._left, right = left.to(dtype), right.to(dtype)
         calls = list(zip(uses, inputs, strict=True))
         self._a = join([use.projected(x, right) for use, x in calls], 1)
