@@ -1,6 +1,13 @@
-"""Convert arrays to tensors, and standardise them in float64.
+"""Convert arrays, and objects of other libraries that hold data, to tensors; standardise them.
 
-A warning names columns whose variation is lost to the rounding of their number type.
+| object | inputs | labels |
+|---|---|---|
+| pandas or polars frame | its columns of numbers | y |
+| Hugging Face data set | the images, or the other columns | column `label`, `y`, ... |
+| torch `Dataset` with a length, `DataLoader` | first part of each sample or batch | second part |
+
+Means and deviations are float64. A warning names columns whose variation is lost to the rounding
+of their number type.
 """
 
 import warnings
@@ -12,12 +19,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import Dataset as TorchDataset
 
 from symrazor.core.files import reserve
-from symrazor.data.batches import Tensors, chunks
+from symrazor.data.batches import (
+    FRAME_PACKAGES,
+    Tensors,
+    as_pair,
+    chunks,
+    frame_values,
+    is_frame,
+    library_of,
+)
 from symrazor.data.datasets import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
+LABEL_COLUMNS = ("label", "labels", "y", "target", "fine_label")
+"""Columns of a Hugging Face data set that hold labels, in order of preference."""
 NUMBER_KINDS, TEXT_KINDS = "biuf", "US"
 """Kinds of NumPy types."""
 MIN_LEVELS = 32
@@ -100,6 +119,115 @@ def as_inputs(values: Array, source: str | Path) -> Tensor:
     if values.dtype != dtype or not values.flags.c_contiguous:
         reserve(values.size * np.dtype(dtype).itemsize, source)
     return torch.from_numpy(np.require(values, dtype, ["C", "W"]))
+
+
+def as_arrays(x: Any, y: Any = None) -> tuple[Any, Any, tuple[str, ...], tuple[str, ...]]:
+    """Return inputs, labels, the names of the columns, and those of the classes.
+
+    Anything that this module does not know is returned as it is.
+
+    Raises:
+        ValueError: a column that does not hold numbers, or samples without labels.
+    """
+    if library_of(y) in FRAME_PACKAGES:
+        y = y.to_numpy()
+        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if is_frame(x):
+        return frame_values(x), y, tuple(map(str, x.columns)), ()
+    if library_of(x) == "datasets" and hasattr(x, "features"):
+        contents = split_contents(x, Path("the data set"))
+        return contents.x, contents.y if y is None else y, (), contents.names
+    if isinstance(x, DataLoader | TorchDataset) and y is None:
+        return (*_samples(x), (), ())
+    return x, y, (), ()
+
+
+def _samples(data: Any) -> tuple[Tensor, Tensor]:
+    """Return all samples of a data set or loader as two tensors."""
+    if not isinstance(data, DataLoader):
+        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+            raise ValueError("x must have a length and an index, or be a DataLoader.")
+        data = DataLoader(data, batch_size=256)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for batch in data:
+        x, y = as_pair(batch)
+        if not isinstance(x, Tensor):
+            raise ValueError("Samples must be pairs (x, y) with one array as x.")
+        if not parts and hasattr(data.dataset, "__len__"):
+            reserve(2 * len(data) * x.nbytes, Path("the data set"))
+        parts.append((x, y))
+    if not parts:
+        raise ValueError("The data set is empty.")
+    xs, ys = zip(*parts, strict=True)
+    return torch.cat(xs), torch.cat(ys)
+
+
+def split_contents(train: Any, folder: Path, test: Any = None) -> FileContents:
+    """Return the contents of a training split of Hugging Face, and of its test split if given."""
+    label = next((name for name in LABEL_COLUMNS if name in train.features), None)
+    x = _read_inputs(train, label, folder)
+    if label is None:
+        return FileContents(x)
+    columns = [_read_column(split, label) for split in (train, test) if split]
+    names = tuple(getattr(train.features[label], "names", None) or ())
+    # Both splits together, so that text gets the same numbers in both.
+    y, text_names = as_labels(np.concatenate(columns), folder)
+    test_data = None
+    has_test_labels = not (names and (columns[-1] < 0).any())  # -1 marks a missing label
+    if test and has_test_labels:
+        test_data = (_read_inputs(test, label, folder), y[len(train) :])
+    return FileContents(x, y[: len(train)], names or text_names, test=test_data)
+
+
+def _read_inputs(split: Any, label: str | None, folder: Path) -> Tensor:
+    import datasets
+
+    names = [name for name in split.features if name != label]
+    images = [name for name in names if isinstance(split.features[name], datasets.Image)]
+    if images:
+        return _read_images(split[images[0]], folder)
+    try:
+        columns = [_read_column(split, name) for name in names]
+        values = columns[0] if len(columns) == 1 else np.stack(columns, 1)
+    except (ValueError, IndexError) as error:
+        problem = f"{names} have different lengths" if names else "there are none"
+        raise ValueError(f"The columns in {folder} must have one shape: {problem}.") from error
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"The columns {names} in {folder} are neither numbers nor images.")
+    return as_inputs(values[:, None] if values.ndim == 1 else values, folder)
+
+
+def _read_column(split: Any, name: str) -> Array:
+    """Return a column with its own number type.
+
+    The default of `with_format("numpy")` rounds float64 to float32.
+    """
+    feature = split.features[name]
+    while isinstance(feature, list) or hasattr(feature, "feature"):
+        feature = feature[0] if isinstance(feature, list) else feature.feature
+    is_double = getattr(feature, "dtype", None) == "float64"
+    options = {"dtype": np.float64} if is_double else {}
+    return np.asarray(split.with_format("numpy", **options)[name])
+
+
+def _read_images(column: Any, folder: Path) -> Tensor:
+    pixels: list[Any] = []
+    first: Any = None
+    for image in column:
+        if first is None:
+            first = image
+            channels = 1 if image.mode in ("1", "L") else 3
+            reserve(2 * len(column) * image.width * image.height * channels, folder)
+        if image.size != first.size:
+            raise ValueError(
+                f"Images in {folder} must have one size, got {first.width} x {first.height} and "
+                f"{image.width} x {image.height}. Resize them."
+            )
+        pixels.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
+    if len({array.ndim for array in pixels}) > 1:  # some grey, some in colour
+        pixels = [np.stack([p] * 3, -1) if p.ndim == 2 else p for p in pixels]
+    stacked = np.stack(pixels).reshape(len(pixels), first.height, first.width, -1)
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

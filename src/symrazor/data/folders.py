@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from symrazor.core.files import is_system_error, reader, reserve
-from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
+from symrazor.data.arrays import FileContents, split_contents
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")
@@ -26,7 +26,6 @@ _DECODED_BYTES = 8
 _GREY_MODES = ("1", "L")
 _WIDE_MODES = ("I", "F")  # also I;16 and the like: more than one byte per pixel
 _MARKER_FILES = ("dataset_info.json", "dataset_dict.json")
-_LABEL_COLUMNS = ("label", "labels", "y", "target", "fine_label")
 _TEST_SPLITS = ("test", "validation", "valid")
 
 
@@ -148,23 +147,6 @@ def read_saved_dataset(folder: Path) -> FileContents:
     return split_contents(train, folder, test)
 
 
-def split_contents(train: Any, folder: Path, test: Any = None) -> FileContents:
-    """Return the contents of a training split of Hugging Face, and of its test split if given."""
-    label = next((name for name in _LABEL_COLUMNS if name in train.features), None)
-    x = _read_inputs(train, label, folder)
-    if label is None:
-        return FileContents(x)
-    columns = [_read_column(split, label) for split in (train, test) if split]
-    names = tuple(getattr(train.features[label], "names", None) or ())
-    # Both splits together, so that text gets the same numbers in both.
-    y, text_names = as_labels(np.concatenate(columns), folder)
-    test_data = None
-    has_test_labels = not (names and (columns[-1] < 0).any())  # -1 marks a missing label
-    if test and has_test_labels:
-        test_data = (_read_inputs(test, label, folder), y[len(train) :])
-    return FileContents(x, y[: len(train)], names or text_names, test=test_data)
-
-
 def _load_splits(folder: Path) -> tuple[Any, Any]:
     """Return the training split and the test split, or None."""
     try:
@@ -189,54 +171,3 @@ def _load_splits(folder: Path) -> tuple[Any, Any]:
     if len(train) == 0:
         raise ValueError(f"The training split in {folder} is empty.")
     return train, None if test is train or test is None or len(test) == 0 else test
-
-
-def _read_inputs(split: Any, label: str | None, folder: Path) -> Tensor:
-    import datasets
-
-    names = [name for name in split.features if name != label]
-    images = [name for name in names if isinstance(split.features[name], datasets.Image)]
-    if images:
-        return _read_images(split[images[0]], folder)
-    try:
-        columns = [_read_column(split, name) for name in names]
-        values = columns[0] if len(columns) == 1 else np.stack(columns, 1)
-    except (ValueError, IndexError) as error:
-        problem = f"{names} have different lengths" if names else "there are none"
-        raise ValueError(f"The columns in {folder} must have one shape: {problem}.") from error
-    if values.dtype.kind not in "biuf":
-        raise ValueError(f"The columns {names} in {folder} are neither numbers nor images.")
-    return as_inputs(values[:, None] if values.ndim == 1 else values, folder)
-
-
-def _read_column(split: Any, name: str) -> Array:
-    """Return a column with its own number type.
-
-    The default of `with_format("numpy")` rounds float64 to float32.
-    """
-    feature = split.features[name]
-    while isinstance(feature, list) or hasattr(feature, "feature"):
-        feature = feature[0] if isinstance(feature, list) else feature.feature
-    is_double = getattr(feature, "dtype", None) == "float64"
-    options = {"dtype": np.float64} if is_double else {}
-    return np.asarray(split.with_format("numpy", **options)[name])
-
-
-def _read_images(column: Any, folder: Path) -> Tensor:
-    pixels: list[Any] = []
-    first: Any = None
-    for image in column:
-        if first is None:
-            first = image
-            channels = 1 if image.mode in ("1", "L") else 3
-            reserve(2 * len(column) * image.width * image.height * channels, folder)
-        if image.size != first.size:
-            raise ValueError(
-                f"Images in {folder} must have one size, got {first.width} x {first.height} and "
-                f"{image.width} x {image.height}. Resize them."
-            )
-        pixels.append(np.asarray(image.convert("L" if image.mode in ("1", "L") else "RGB")))
-    if len({array.ndim for array in pixels}) > 1:  # some grey, some in colour
-        pixels = [np.stack([p] * 3, -1) if p.ndim == 2 else p for p in pixels]
-    stacked = np.stack(pixels).reshape(len(pixels), first.height, first.width, -1)
-    return torch.from_numpy(stacked).permute(0, 3, 1, 2).contiguous()

@@ -20,9 +20,15 @@ from symrazor.core.choices import Task
 from symrazor.core.files import BUDGET_VARIABLE, budget
 from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
-from symrazor.data.arrays import Array, as_both_labels, as_inputs, as_labels, prepare
+from symrazor.data.arrays import (
+    Array,
+    as_arrays,
+    as_both_labels,
+    as_inputs,
+    as_labels,
+    prepare,
+)
 from symrazor.data.datasets import MIN_SAMPLES, as_kind
-from symrazor.data.objects import as_arrays
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
 from symrazor.discovery.comparison import Compared, compare, train_final

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import symrazor as sr
-from symrazor.data.objects import as_arrays
+from symrazor.data.arrays import as_arrays
 from symrazor.discovery.api import as_dataset
 
 DRAWS = np.random.default_rng(0)
