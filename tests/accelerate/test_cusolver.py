@@ -57,7 +57,7 @@ def test_what_does_not_converge_is_left_to_torch() -> None:
 
 def test_a_status_is_an_error_and_torch_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = OnCPU(Library(status=6))
-    matrices = _matrices(4, 5)
+    matrices = _matrices(4, 40)
     with pytest.raises(cusolver.CuSolverError, match="cusolverDnXsyevBatched failed with status 6"):
         broken.eigenvalues(matrices)
     monkeypatch.setattr(cusolver, "solver", lambda device: broken)
@@ -81,12 +81,12 @@ def test_it_is_tried_out_on_known_eigenvalues() -> None:
 
 
 def test_others_are_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other devices and types, and whatever is differentiated."""
+    """Other devices and types, small matrices, and whatever is differentiated."""
     assert cusolver.solver(torch.device("cpu")) is None
     library = Library()
     monkeypatch.setattr(cusolver, "solver", lambda device: OnCPU(library))
-    matrices = _matrices(3, 6)
-    for given in (matrices.float(), matrices.clone().requires_grad_()):
+    matrices, small = _matrices(3, 33), _matrices(3, cusolver.MAX_ROWS_BATCHED_BY_TORCH)
+    for given in (matrices.float(), matrices.clone().requires_grad_(), small):
         assert torch.equal(cusolver.eigvalsh(given), torch.linalg.eigvalsh(given))
     assert not library.batches
     cusolver.eigvalsh(matrices)
