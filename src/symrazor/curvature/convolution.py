@@ -4,8 +4,9 @@ A convolution is $y[n, t, k, o] = \sum_i W[k, o, i]\, a[n, t, k, i]$ with positi
 $i = (\text{channel}, \text{offset})$: the patch of the *padded* input at position t, for every
 padding mode.
 
-The input factor $\sum_{n,t} a a^\top$ is computed without storing all patches: at stride 1 on a CPU
-from shift correlations of the padded input, otherwise from patches of a few samples at a time.
+The input factor $\sum_{n,t} a a^\top$ is computed without storing all patches: at stride 1 from
+correlations of the padded input with its shifts, where this is cheaper; otherwise from patches of a
+few samples at a time.
 """
 
 import math
@@ -22,7 +23,7 @@ from symrazor.accelerate.torch_internals import (
     pad_circular,
     weight_gradient_of_conv2d,
 )
-from symrazor.linalg.factor import gram
+from symrazor.linalg.factor import GPU_ROWS_PER_PRODUCT, gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Maps = Float[Tensor, "n c *size"]
@@ -211,17 +212,23 @@ def _channels_first(
     return padded.reshape(1, features, features)
 
 
-def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
-    """Return whether shift correlations need clearly fewer multiplications than patches.
+MIN_CHANNELS_GPU = 16
+"""Channels from which a GPU correlates maps; its products of fewer columns are slow."""
+MAX_RELATIVE_COST = {"cpu": 0.4, "cuda": 0.6}
+"""Multiplications of correlations over those of patches, up to which correlations are faster."""
 
-    They are many small operations, which are slow on a GPU.
-    """
-    if x.is_cuda or x.dim() > 4 or any(step != 1 for step in (*shape.stride, *shape.dilation)):
+
+def _worth_correlating(x: Tensor, shape: Geometry) -> bool:
+    """Return whether shift correlations need clearly fewer multiplications than patches."""
+    limit = MAX_RELATIVE_COST.get(x.device.type)
+    if limit is None or x.dim() > 4 or any(s != 1 for s in (*shape.stride, *shape.dilation)):
+        return False
+    if x.is_cuda and x.shape[1] < MIN_CHANNELS_GPU:
         return False
     positions, kernel = _positions(x, shape), shape.kernel_size
     area = math.prod(t + k - 1 for t, k in zip(positions, kernel, strict=True))
     shifts = (kernel[0] if len(kernel) > 1 else 1) * (2 * kernel[-1] - 1)
-    return shifts * area < 0.4 * math.prod(kernel) ** 2 * math.prod(positions)
+    return shifts * area < limit * math.prod(kernel) ** 2 * math.prod(positions)
 
 
 def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
@@ -249,11 +256,14 @@ def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     if x.dim() == 3:
         x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
     ky, kx = kernel
-    fold = _fold(x, kx)
+    fold = 1 if x.is_cuda else _fold(x, kx)
     reach = fold if fold > 1 else kx - 1
     around = (reach, reach, 0, ky - 1)
     wide = pad_circular(x, around) if wraps else F.pad(x, around)
-    C = _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
+    if x.is_cuda:
+        C = _products_of_shifts(x, wide)
+    else:
+        C = _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
     apart = torch.arange(kx) - torch.arange(kx).unsqueeze(1) + kx - 1
     pairs = C[apart]  # [dx, ex, ey - dy, c, c]
     if not wraps:
@@ -279,6 +289,38 @@ def _correlations(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
         for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
     ]
     return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
+
+
+def _products_of_shifts(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
+    """Return `_correlations` as one matrix product for each shift, which keeps a GPU busy.
+
+    Pixels are the rows of a matrix, padded like `wide`, so that a shift of the image is a shift of
+    the rows. Rows are summed in parts, and the parts are added in float64.
+    """
+    c, h, w = x.shape[1:]
+    height, width = wide.shape[2:]
+    reach, below = (width - w) // 2, height - h
+    chunk = max(1, PATCH_ENTRIES_GPU // (c * height * width))
+    totals: dict[tuple[int, int], Tensor] = {}
+    for part, around in zip(x.split(chunk), wide.split(chunk), strict=True):
+        left = F.pad(part.movedim(1, -1), (0, 0, 0, width - w, 0, below)).reshape(-1, c)
+        rows = -(-len(left) // GPU_ROWS_PER_PRODUCT) * GPU_ROWS_PER_PRODUCT
+        missing = rows - len(left)
+        left = F.pad(left, (0, 0, 0, missing)).view(-1, GPU_ROWS_PER_PRODUCT, c).mT
+        right = around.movedim(1, -1).reshape(-1, c)
+        right = F.pad(right, (0, 0, 0, missing + below * width + 2 * reach))
+        for dy in range(below + 1):
+            for dx in range(-reach if dy else 0, reach + 1):
+                start = dy * width + dx + reach
+                shifted = right[start : start + rows].view(-1, GPU_ROWS_PER_PRODUCT, c)
+                product = (left @ shifted).sum(0, dtype=torch.float64)
+                totals[dx, dy] = totals[dx, dy] + product if (dx, dy) in totals else product
+    for dx in range(1, reach + 1):
+        totals[-dx, 0] = totals[dx, 0].mT
+    columns = [
+        torch.stack([totals[dx, dy] for dy in range(below + 1)]) for dx in range(-reach, reach + 1)
+    ]
+    return torch.stack(columns)
 
 
 def _fold(x: Images, kx: int) -> int:
