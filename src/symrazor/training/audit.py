@@ -31,7 +31,6 @@ from symrazor.core.parameters import eval_mode
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import free_groups
 from symrazor.symmetry.equivariance import Action, equivariance_error, translations
-from symrazor.symmetry.nested import open_paths
 from symrazor.symmetry.relax import relax
 from symrazor.training.fit import fit
 from symrazor.training.options import FitConfig
@@ -43,6 +42,9 @@ SMALL_COST = 0.01
 DECISIVE_NATS = 20.0
 """Difference of two evidences below which a single pair of runs does not decide."""
 BATCH_SIZE = 256
+NEARLY_CLOSED_PRECISION = 1e6
+"""Prior precision that free paths are drawn from: they start at about 1/1000 of their usual size,
+so that both networks of the comparison start from the same outputs."""
 
 Transformations = Callable[[Tensor, Tensor], list[Action]]
 """Maps inputs and outputs of a map to the elements of a group, as they act on both."""
@@ -302,11 +304,10 @@ def _compare_evidence(
     config = config.change(start="given", progress=False)
     strict = copy.deepcopy(model)
     try:
-        relaxed = relax(strict, data[0][:2])
+        relaxed = relax(strict, data[0][:2], precision=NEARLY_CLOSED_PRECISION)
     except ValueError as error:
         result.notes.append(f"No evidence run: {error}")
         return
-    open_paths(strict, relaxed)
     values = []
     for network in (strict, relaxed):
         found = fit(network, data, copy.deepcopy(rule), config=config)
