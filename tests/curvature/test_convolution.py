@@ -77,13 +77,12 @@ def test_correlations_and_patches_agree(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kernel", [1, 2, 3, (1, 4), (5, 2)])
-def test_products_of_shifts_are_correlations(mode: str, kernel: int | tuple[int, int]) -> None:
+def test_products_of_shifts_give_the_factor(mode: str, kernel: int | tuple[int, int]) -> None:
     """Compare the sums that a GPU computes with those of a CPU, on a CPU."""
     module = nn.Conv2d(3, 1, kernel, padding=1, padding_mode=mode, dtype=F64)
     x = torch.randn(5, 3, 7, 6, dtype=F64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution, "_fold", lambda *_: 1)
-        patch.setattr(convolution, "_correlations", convolution._products_of_shifts)
+        patch.setattr(convolution, "_on_cpu", convolution._products_of_shifts)
         patch.setattr(convolution, "PATCH_ENTRIES_GPU", 500)  # two samples at a time
         patch.setattr(convolution, "GPU_ROWS_PER_PRODUCT", 32)
         _agree(convolution._by_correlation(x, Geometry.of(module)), _expected(module, x))

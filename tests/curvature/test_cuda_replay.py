@@ -159,6 +159,19 @@ def test_input_factor_of_a_convolution(
     assert float(error) < 100 * torch.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
+def test_input_factor_of_a_convolution_can_be_recorded(mode: str) -> None:
+    """Nothing may be copied from the host: a CUDA graph cannot record that."""
+    geometry = Geometry.of(nn.Conv2d(20, 4, 3, padding=1, padding_mode=mode))
+    x = torch.randn(8, 20, 16, 16, device="cuda")
+    expected = input_factor(x, geometry)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = input_factor(x, geometry)
+    graph.replay()
+    torch.testing.assert_close(recorded, expected)
+
+
 def test_eigenvalues_need_the_memory_of_few_matrices() -> None:
     """The memory depends neither on the number of blocks nor on the number of threads."""
     rows = torch.randn(1024, 12, 1024, device="cuda")

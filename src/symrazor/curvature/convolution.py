@@ -256,16 +256,9 @@ def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     if x.dim() == 3:
         x, kernel, positions, before = x.unsqueeze(2), (1, *kernel), [1, *positions], [0, *before]
     ky, kx = kernel
-    fold = 1 if x.is_cuda else _fold(x, kx)
-    reach = fold if fold > 1 else kx - 1
-    around = (reach, reach, 0, ky - 1)
-    wide = pad_circular(x, around) if wraps else F.pad(x, around)
-    if x.is_cuda:
-        C = _products_of_shifts(x, wide)
-    else:
-        C = _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
-    apart = torch.arange(kx) - torch.arange(kx).unsqueeze(1) + kx - 1
-    pairs = C[apart]  # [dx, ex, ey - dy, c, c]
+    C = _products_of_shifts(x, kernel, wraps) if x.is_cuda else _on_cpu(x, kernel, wraps)
+    # Not by an index tensor, whose copy to a GPU cannot be recorded.
+    pairs = torch.stack([C[kx - 1 - d : 2 * kx - 1 - d] for d in range(kx)])  # [dx, ex, dy, c, c]
     if not wraps:
         pairs = pairs - _edge_columns(x, kernel, positions[1], before[1])
     A = pairs.new_empty(ky, kx, x.shape[1], ky, kx, x.shape[1])
@@ -277,6 +270,16 @@ def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
             A[d, :, :, e] = block
             A[e, :, :, d] = block.permute(2, 3, 0, 1)
     return _channels_first(A, kernel, [range(ky), range(kx)])
+
+
+def _on_cpu(x: Images, kernel: Sequence[int], wraps: bool) -> Float[Tensor, "_ ky c c"]:
+    """Return C[dx, dy] over all positions of x, by weight gradients of convolutions."""
+    ky, kx = kernel
+    fold = _fold(x, kx)
+    reach = fold if fold > 1 else kx - 1
+    around = (reach, reach, 0, ky - 1)
+    wide = pad_circular(x, around) if wraps else F.pad(x, around)
+    return _correlations(x, wide) if fold == 1 else _folded_correlations(x, wide, fold, kx)
 
 
 def _correlations(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
@@ -291,30 +294,39 @@ def _correlations(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
     return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
 
 
-def _products_of_shifts(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
+def _products_of_shifts(x: Images, kernel: Sequence[int], wraps: bool) -> Float[Tensor, "_ ky c c"]:
     """Return `_correlations` as one matrix product for each shift, which keeps a GPU busy.
 
-    Pixels are the rows of a matrix, padded like `wide`, so that a shift of the image is a shift of
-    the rows. Rows are summed in parts, and the parts are added in float64.
+    Pixels are the rows of a matrix, in which a shift of the image is a shift of the rows. Between
+    the lines of the image are as many rows of zeros as the shift is wide. Rows are summed in parts,
+    and the parts are added in float64. Nothing is read on the host, so that CUDA graphs record it.
     """
+    below, reach = (k - 1 for k in kernel)
     c, h, w = x.shape[1:]
-    height, width = wide.shape[2:]
-    reach, below = (width - w) // 2, height - h
-    chunk = max(1, PATCH_ENTRIES_GPU // (c * height * width))
+    width = w + (2 * reach if wraps else reach)
+    frame = (h + below) * width
     totals: dict[tuple[int, int], Tensor] = {}
-    for part, around in zip(x.split(chunk), wide.split(chunk), strict=True):
-        left = F.pad(part.movedim(1, -1), (0, 0, 0, width - w, 0, below)).reshape(-1, c)
-        rows = -(-len(left) // GPU_ROWS_PER_PRODUCT) * GPU_ROWS_PER_PRODUCT
-        missing = rows - len(left)
-        left = F.pad(left, (0, 0, 0, missing)).view(-1, GPU_ROWS_PER_PRODUCT, c).mT
-        right = around.movedim(1, -1).reshape(-1, c)
-        right = F.pad(right, (0, 0, 0, missing + below * width + 2 * reach))
+    for part in x.split(max(1, PATCH_ENTRIES_GPU // (c * frame))):
+        products = -(-len(part) * frame // GPU_ROWS_PER_PRODUCT)
+        rows = products * GPU_ROWS_PER_PRODUCT
+
+        def pixels(images: Images, start: int, rows: int = rows) -> Float[Tensor, "r c"]:
+            """Return rows with the pixels of images from `start` on, and zeros elsewhere."""
+            n, _, height, columns = images.shape
+            table = images.new_zeros(rows + below * width + 2 * reach, c)
+            inside = table[start : start + n * frame].view(n, h + below, width, c)
+            inside[:, :height, :columns] = images.movedim(1, -1)
+            return table
+
+        around = pixels(pad_circular(part, (reach, reach, 0, below)), 0) if wraps else None
+        plain = pixels(part, 0 if wraps else reach)
+        left = plain[0 if wraps else reach :][:rows].view(products, -1, c).mT
         for dy in range(below + 1):
             for dx in range(-reach if dy else 0, reach + 1):
-                start = dy * width + dx + reach
-                shifted = right[start : start + rows].view(-1, GPU_ROWS_PER_PRODUCT, c)
-                product = (left @ shifted).sum(0, dtype=torch.float64)
-                totals[dx, dy] = totals[dx, dy] + product if (dx, dy) in totals else product
+                shifted = (plain if around is None else around)[dy * width + dx + reach :]
+                product = left @ shifted[:rows].view(products, -1, c)
+                total = product.sum(0, dtype=torch.float64)
+                totals[dx, dy] = totals[dx, dy] + total if (dx, dy) in totals else total
     for dx in range(1, reach + 1):
         totals[-dx, 0] = totals[dx, 0].mT
     columns = [
