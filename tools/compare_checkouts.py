@@ -5,7 +5,8 @@
 
 Each run of `symrazor bench` is measured in both checkouts in turn, in two processes on one core.
 A ratio is the median over rounds of (second checkout / first); the quartiles show the noise. Runs
-that only use torch, such as an SGD epoch, are controls: their ratios should be 1.
+that only use torch, such as an SGD epoch, are controls: their ratios should be 1. With `--small`,
+networks and data are smaller and slow groups are left out, which takes minutes.
 """
 
 import argparse
@@ -27,10 +28,26 @@ TOLERANCE = 0.05
 """Largest acceptable increase of a median ratio."""
 MIN_SECONDS = 0.5
 """CPU seconds of one measurement; shorter runs are repeated."""
-EVIDENCE = (4, 1000)
-"""Width and number of images of the network of `symrazor bench evidence`."""
-AUGMENT = (4, 48, 12)
-"""Width, number of images and batch size of `symrazor bench augment`."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the runs.
+
+    Args:
+        evidence: width and number of images of the network of `symrazor bench evidence`.
+        augment: width, number of images and batch size of `symrazor bench augment`.
+        fit: width and number of images of `symrazor bench fit`.
+        layers: comparisons of `symrazor bench layers`; None for all.
+    """
+
+    evidence: tuple[int, int] = (4, 1000)
+    augment: tuple[int, int, int] = (4, 48, 12)
+    fit: tuple[int, int] = (4, 2000)
+    layers: tuple[str, ...] | None = None
+
+
+SMALL = Sizes((4, 250), (4, 12, 6), (4, 500), ("layers", "group convolution", "collapsed"))
 PARTS = ("evidence", "fit", "augment", "layers")
 
 
@@ -50,20 +67,21 @@ Group = tuple[Callable[[], Runs], Callable[[str], float]]
 """Functions that return the runs of a group, and the peak memory of one of them in megabytes."""
 
 
-def benchmarks(part: str) -> dict[str, Group]:
+def benchmarks(part: str, sizes: Sizes) -> dict[str, Group]:
     """Return the groups of runs of a benchmark by name."""
     from symrazor.bench import augment, evidence, fit, layers
 
     if part == "evidence":
-        alpha, n = EVIDENCE
+        alpha, n = sizes.evidence
         runs = partial(evidence.variants, alpha, "zeros", n)
         return {part: (runs, lambda name: evidence.first_peak(alpha, "zeros", name, n, 1))}
     if part == "augment":
-        alpha, n, batch = AUGMENT
+        alpha, n, batch = sizes.augment
         runs = partial(augment.variants, alpha, n, batch)
         return {part: (runs, lambda name: augment.first_peak(alpha, name, n, batch, 1))}
     if part == "fit":
-        options = fit.Options(images=2000, threads=1)
+        alpha, n = sizes.fit
+        options = fit.Options(alpha=alpha, images=n, threads=1)
 
         def fit_runs() -> Runs:
             epoch, estimate = fit.fitting(options)
@@ -79,21 +97,21 @@ def benchmarks(part: str) -> dict[str, Group]:
 
     return {
         f"layers: {name}": (partial(layer_runs, name), partial(layer_peak, name))
-        for name in layers.COMPARISONS
+        for name in sizes.layers or layers.COMPARISONS
     }
 
 
-def find(group: str) -> Group:
+def find(group: str, sizes: Sizes) -> Group:
     """Return the functions of a group."""
-    return benchmarks(group.partition(":")[0])[group]
+    return benchmarks(group.partition(":")[0], sizes)[group]
 
 
-def answer(group: str) -> None:
+def answer(group: str, sizes: Sizes) -> None:
     """Time the runs that the parent process asks for, one line of JSON each."""
     import torch
 
     torch.set_num_threads(1)
-    make_runs, _ = find(group)
+    make_runs, _ = find(group, sizes)
     runs = make_runs()
     print(json.dumps(list(runs)), flush=True)
     for line in sys.stdin:
@@ -107,7 +125,8 @@ def answer(group: str) -> None:
 class Checkout:
     """Start processes that import the package from one checkout."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, small: bool) -> None:
+        self.command = [sys.executable, __file__, *(["--small"] if small else [])]
         self.environment = {
             **os.environ,
             "PYTHONPATH": str(root.resolve() / "src"),
@@ -116,7 +135,7 @@ class Checkout:
 
     def call(self, *arguments: str) -> str:
         """Return the output of this script in a new process."""
-        command = [sys.executable, __file__, *arguments]
+        command = [*self.command, *arguments]
         return subprocess.run(
             command, env=self.environment, check=True, stdout=subprocess.PIPE, text=True
         ).stdout
@@ -124,7 +143,7 @@ class Checkout:
     @contextmanager
     def worker(self, group: str) -> Iterator[tuple[list[str], Callable[[str, int], float]]]:
         """Start a worker; yield the names of its runs and a function that times one."""
-        command = [sys.executable, __file__, "--worker", group]
+        command = [*self.command, "--worker", group]
         with subprocess.Popen(
             command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -191,6 +210,7 @@ def main() -> None:
     parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--small", action="store_true", help="smaller networks, fewer runs")
     parser.add_argument("--memory", action="store_true", help="also measure the peak memory")
     parser.add_argument("--core", type=int, help="run on this core only")
     parser.add_argument("--json", type=Path)
@@ -198,19 +218,20 @@ def main() -> None:
     parser.add_argument("--groups", metavar="PART", help=argparse.SUPPRESS)
     parser.add_argument("--peak", nargs=2, metavar=("GROUP", "RUN"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sizes = SMALL if options.small else Sizes()
     if options.worker:
-        return answer(options.worker)
+        return answer(options.worker, sizes)
     if options.groups:
-        return print(json.dumps(list(benchmarks(options.groups))))
+        return print(json.dumps(list(benchmarks(options.groups, sizes))))
     if options.peak:
         group, run = options.peak
-        _, peak_memory = find(group)
+        _, peak_memory = find(group, sizes)
         return print(peak_memory(run))
     if len(options.checkouts) != 2 or options.rounds < 2:
         parser.error("give two checkouts and at least 2 rounds.")
     if options.core is not None:
         os.sched_setaffinity(0, {options.core})
-    checkouts = [Checkout(root) for root in options.checkouts]
+    checkouts = [Checkout(root, options.small) for root in options.checkouts]
     print("| part | run | CPU seconds | ratio | quartiles | peak MB |")
     print("|---|---|---|---|---|---|", flush=True)
     rows: list[Row] = []
