@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 import torch
+from dynamics_case import is_symplectic, poisson_bracket
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,7 +24,7 @@ from symrazor.dynamics.hamiltonian import (
     Measure,
     SymmetrisedNetwork,
 )
-from symrazor.dynamics.mechanics import gradient, is_symplectic, poisson_bracket
+from symrazor.dynamics.mechanics import gradient
 from symrazor.dynamics.observables import Combination, Network, Observable, Polynomial
 from symrazor.groups.lie import exponential
 

@@ -396,33 +396,12 @@ def test_discover_warns_about_positions_and_validates_its_input() -> None:
         discover(data, config=DiscoverConfig(minutes=1), steps=0)
 
 
-def test_figures_are_png_files(tmp_path: Path) -> None:
-    learned = unitary(1).quadratic()
-    system = systems.pendulum()
-    data = simulate(system, 2, 5, 0.2, seed=0)
-    files = [
-        figures.generators_figure(learned, tmp_path / "g.png"),
-        figures.phase_portrait({"pendulum": system.field}, tmp_path / "p.png", states=data.states),
-        figures.flow_figure(learned, data.states[:, 0], tmp_path / "f.png"),
-    ]
-    for file in files:
-        assert file.read_bytes().startswith(b"\x89PNG")
-
-
 def test_animations_are_gif_files_that_move(tmp_path: Path) -> None:
-    learned = unitary(1).quadratic()
     data = simulate(systems.oscillators(), 2, 7, 0.2, seed=0)
     motion = data.states.transpose(0, 1)
-    files = {
-        figures.flow_animation(
-            learned, data.states[:, 0], tmp_path / "f.gif"
-        ): figures.ANIMATION_FRAMES,
-        figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif"): 8,
-    }
-    for file, frames in files.items():
-        with Image.open(file) as picture:
-            assert picture.format == "GIF" and picture.n_frames == frames
-    with Image.open(tmp_path / "m.gif") as picture:
+    file = figures.motion_animation({"true": motion, "same": motion}, tmp_path / "m.gif")
+    with Image.open(file) as picture:
+        assert picture.format == "GIF" and picture.n_frames == 8
         panels = np.asarray(picture.convert("RGB"))
         half = panels.shape[1] // 2
         picture.seek(4)

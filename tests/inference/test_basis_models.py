@@ -7,7 +7,6 @@ from torch.distributions import MultivariateNormal
 
 from symrazor.core.parameters import hyperparameters
 from symrazor.inference.basis_models import (
-    RBF,
     BasisModel,
     Features,
     Fourier,
@@ -17,11 +16,10 @@ from symrazor.inference.basis_models import (
 )
 
 F64 = torch.float64
-CENTRES = torch.linspace(-2, 2, 9, dtype=F64).unsqueeze(1)
 
 
-def _features(kind: str) -> Features:
-    return RBF(CENTRES, 2.0) if kind == "rbf" else Fourier(12, omega2=1.5)
+def _features() -> Features:
+    return Fourier(12, omega2=1.5)
 
 
 def _data(n: int = 7, odd: bool = False) -> tuple[Tensor, Tensor]:
@@ -33,17 +31,14 @@ def _data(n: int = 7, odd: bool = False) -> tuple[Tensor, Tensor]:
 
 def test_features_are_what_they_say() -> None:
     x = torch.tensor([[0.3], [-1.0]], dtype=F64)
-    phi = RBF(CENTRES, 2.0)(x)
-    assert float(phi[1, 3].detach()) == pytest.approx(float(torch.tensor(-0.25).exp()) / 3)
     waves = Fourier(12, omega2=1.5, seed=3)
     by_hand = (1.5 * x[0, 0] * waves.directions[5, 0] + waves.phases[5]).cos() / 6**0.5
     assert float(waves(x)[0, 5].detach()) == pytest.approx(float(by_hand))
 
 
-@pytest.mark.parametrize("kind", ["rbf", "fourier"])
-def test_relaxed_features_are_the_talks(kind: str) -> None:
+def test_relaxed_features_are_the_talks() -> None:
     """(1 - lambda/2) phi(x) + lambda/2 phi(-x); invariant if and only if lambda = 1."""
-    x, features = _data()[0], _features(kind)
+    x, features = _data()[0], _features()
     phi, mirrored = features(x), features(-x)
     for amount in (0.25, 0.9):
         relaxed = Symmetrised(features, amount=amount)(x)
@@ -63,12 +58,11 @@ def test_any_finite_group_of_matrices() -> None:
     assert torch.equal(reflection(2)[1], -torch.eye(2, dtype=F64))
 
 
-@pytest.mark.parametrize("kind", ["rbf", "fourier"])
 @pytest.mark.parametrize("n", [5, 40])
-def test_evidence_and_predictions_of_the_dense_gaussian(kind: str, n: int) -> None:
+def test_evidence_and_predictions_of_the_dense_gaussian(n: int) -> None:
     """Both routes, fewer and more data than features, against one joint normal distribution."""
     (x, y), new = _data(n), torch.tensor([[0.1], [1.7], [-3.0]], dtype=F64)
-    model = BasisModel(Symmetrised(_features(kind), amount=0.6), 1.7, 0.3).requires_grad_(False)
+    model = BasisModel(Symmetrised(_features(), amount=0.6), 1.7, 0.3).requires_grad_(False)
     phi = model.features(torch.cat([x, new]))
     joint = 1.7 * phi @ phi.T + 0.09 * torch.eye(n + 3, dtype=F64)
     K, cross = joint[:n, :n], joint[n:, :n]
@@ -137,8 +131,6 @@ def test_invalid_arguments_raise() -> None:
     with pytest.raises(ValueError, match="0 trainable hyperparameters"):
         frozen.learn(torch.rand(4, 1), torch.rand(4))
     x, y = _data()
-    with pytest.raises(ValueError, match="centres must have the shape"):
-        RBF(torch.zeros(3))
     with pytest.raises(ValueError, match="size and dim must be at least 1"):
         Fourier(0)
     with pytest.raises(ValueError, match=r"shape \[g, 1, 1\], got \[2, 2, 2\]"):

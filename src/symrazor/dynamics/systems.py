@@ -94,22 +94,6 @@ def pendulum(gravity: float = 1.0) -> System:
     return System("pendulum", 1, energy)
 
 
-def double_pendulum(gravity: float = 1.0, lengths: tuple[float, float] = (1.0, 1.0)) -> System:
-    """Return a double pendulum: unit masses, angles from the vertical; chaotic at high energy."""
-    l1, l2 = lengths
-
-    def energy(x: Tensor) -> Tensor:
-        q1, q2, p1, p2 = x.unbind(-1)
-        bend = q1 - q2
-        inertia = 1 + bend.sin().square()
-        kinetic = (
-            l2**2 * p1.square() + 2 * l1**2 * p2.square() - 2 * l1 * l2 * p1 * p2 * bend.cos()
-        ) / (2 * l1**2 * l2**2 * inertia)
-        return kinetic - gravity * (2 * l1 * q1.cos() + l2 * q2.cos())
-
-    return System("double pendulum", 2, energy)
-
-
 def henon_heiles(strength: float = 1.0) -> System:
     r"""Return Henon-Heiles, $H = \tfrac12|p|^2 + \tfrac12|q|^2 + \lambda (q_1^2 q_2 - q_2^3/3)$.
 
@@ -147,32 +131,6 @@ def kepler(dimension: int = 2, softening: float = 0.0, mass: float = 1.0) -> Sys
         return torch.cat([radius * direction, speed * tangent], dim=1)
 
     return System(f"Kepler, {dimension}-D", dimension, energy, start)
-
-
-def rigid_body(inertia: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> System:
-    r"""Return a free rigid body in canonical coordinates: Euler angles (z-x-z) and their momenta.
-
-    $H = \tfrac12 \sum_i L_i^2 / I_i$ with the body components of the angular momentum,
-    $L_{1,2} = \ell\,(\sin\psi, \cos\psi) + p_\theta (\cos\psi, -\sin\psi)$,
-    $\ell = (p_\phi - p_\psi\cos\theta)/\sin\theta$, and $L_3 = p_\psi$. Initial states avoid the
-    poles $\theta = 0, \pi$, where the angles are singular.
-    """
-    i1, i2, i3 = inertia
-
-    def energy(x: Tensor) -> Tensor:
-        _, theta, psi, p_phi, p_theta, p_psi = x.unbind(-1)
-        tilt = (p_phi - p_psi * theta.cos()) / theta.sin()
-        l1 = tilt * psi.sin() + p_theta * psi.cos()
-        l2 = tilt * psi.cos() - p_theta * psi.sin()
-        return 0.5 * (l1.square() / i1 + l2.square() / i2 + p_psi.square() / i3)
-
-    def start(count: int, generator: torch.Generator) -> Tensor:
-        u = torch.rand(count, 6, generator=generator, dtype=torch.float64)
-        lower = torch.tensor([-1.0, 1.2, -1.0, -0.3, -0.3, -0.3], dtype=torch.float64)
-        width = torch.tensor([2.0, 0.7, 2.0, 0.6, 0.6, 0.6], dtype=torch.float64)
-        return lower + width * u
-
-    return System("rigid body", 3, energy, start)
 
 
 def nbody(

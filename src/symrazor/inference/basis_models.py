@@ -51,31 +51,6 @@ class Features(nn.Module, ABC):
         """Return the features of each input."""
 
 
-class RBF(Features):
-    r"""Bumps $\phi_m(x) = M^{-1/2} \exp(-\tfrac12 \omega^2 \|x - c_m\|^2)$.
-
-    Args:
-        centres: $c_m$, [m, d].
-        omega2: initial $\omega^2$; large values give narrow bumps.
-    """
-
-    def __init__(self, centres: Float[Tensor, "m d"], omega2: float = 1.0) -> None:
-        super().__init__()
-        if centres.dim() != 2 or not len(centres):
-            raise ValueError(
-                f"centres must have the shape [m, d] with m > 0, got {list(centres.shape)}."
-            )
-        self.dim = centres.shape[1]
-        self.centres: Tensor
-        self.register_buffer("centres", centres.to(F64))
-        self.omega2 = Hyper(torch.tensor(omega2, dtype=F64))
-
-    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        """Evaluate the bumps at the inputs."""
-        squared = (x.unsqueeze(1) - self.centres).square().sum(-1)
-        return (-0.5 * self.omega2.value * squared).exp() / math.sqrt(len(self.centres))
-
-
 class Fourier(Features):
     r"""Random cosines $\phi_m(x) = \sqrt{2/M} \cos(\omega^2 v_m^\top x + b_m)$.
 

@@ -49,11 +49,6 @@ class Prequential:
         return self.log_probabilities.sum(-1)
 
     @property
-    def per_order(self) -> Float[Tensor, " orders"]:
-        """Log probability of all data for each order, averaged over starts."""
-        return self.totals.mean(1)
-
-    @property
     def log_evidence(self) -> float:
         """Prequential log evidence: the mean of `totals`."""
         return float(self.totals.mean())

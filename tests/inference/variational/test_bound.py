@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from variational_case import linear_gaussian_bound
 
 from symrazor.inference.exact import exact_evidence
 from symrazor.inference.variational import (
@@ -18,7 +19,6 @@ from symrazor.inference.variational import (
     MatrixNormal,
     Point,
 )
-from symrazor.inference.variational.bound import linear_gaussian_bound
 
 F64 = torch.float64
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from variational_case import F64, data, mlp
+from variational_case import F64, data, linear_gaussian_bound, mlp
 
 import symrazor as sr
 from symrazor.inference.exact import exact_evidence
@@ -21,7 +21,6 @@ from symrazor.inference.variational import (
     collapsed_kl,
     kl,
 )
-from symrazor.inference.variational.bound import linear_gaussian_bound
 
 # ------------------------------------------------------------------------- which posterior is whose
 
