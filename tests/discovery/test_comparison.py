@@ -11,7 +11,7 @@ from discover_data import some_data
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery import comparison
 from symrazor.discovery.budget import MIN_EPOCHS, Cost, Plan
-from symrazor.discovery.comparison import MAX_STARTS, Compared, compare
+from symrazor.discovery.comparison import MAX_STARTS, Compared, add_starts, compare
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.members import Job
 from symrazor.discovery.question import Options, Question
@@ -123,6 +123,16 @@ def test_more_starts_follow_while_undecided(
     assert compared.undecided
     assert compared.n_starts == trainings.starts == starts
     assert len(compared.members) == starts * len(STRUCTURES)
+
+
+def test_time_that_is_left_later_is_used_for_further_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared, _ = run(monkeypatch, 0.05, seconds_per_job=30.0)
+    options = Options(minutes=10)
+    assert not add_starts(compared, options, lambda text: None, 149.0)
+    assert add_starts(compared, options, lambda text: None, 160.0)  # 150 s per start
+    assert compared.n_starts == 4
 
 
 def test_a_run_that_is_slower_than_planned_takes_fewer_epochs(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from discover_data import some_data
 
+import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery.budget import Plan
 from symrazor.discovery.claims import Claim, Margin, describe_shifts
@@ -13,6 +14,8 @@ from symrazor.discovery.comparison import Compared
 from symrazor.discovery.families import candidates_for, grid_family
 from symrazor.discovery.members import Comparison
 from symrazor.discovery.question import Question
+from symrazor.layers.plain import Readout
+from symrazor.testing.oracles import assert_close
 from symrazor.training.options import FitConfig
 
 
@@ -39,6 +42,50 @@ def test_all_of_them_start_from_the_plain_network() -> None:
     inner = {name for name, start in family.contains.items() if start == "convolutional"}
     assert inner == {"relaxed", "x-invariant", "y-invariant", "positional"}
     assert "x-invariant" not in [s.name for s in grid_family((1, 32), 3).structures]
+
+
+@pytest.mark.parametrize(("group", "size"), [("p4", (8, 8)), ("pm", (9, 12)), ("p4m", (9, 9))])
+def test_networks_of_a_point_group_with_and_without_positions(
+    group: str, size: tuple[int, int]
+) -> None:
+    family = grid_family((1, *size), 3, (group,))
+    x = torch.randn(6, 1, *size, generator=torch.Generator().manual_seed(0))
+    turned = x.flip(3) if group == "pm" else x.rot90(1, (2, 3))
+    for name in (group, f"{group}, positional", f"{group}, positional, wider"):
+        torch.manual_seed(0)
+        structure = next(s for s in (*family.structures, *family.wider.values()) if s.name == name)
+        network = structure.make().requires_grad_(False)
+        f = network(x)
+        assert_close(network(turned), f, 1e-4)
+        change = float((network(x.roll(2, 3)) - f).abs().max() / f.std())
+        assert (change > 1e-2) == ("positional" in name)
+
+
+def test_the_average_of_a_positional_readout_over_all_shifts_is_a_plain_readout() -> None:
+    """So networks that see positions gain nothing else by them."""
+    torch.manual_seed(0)
+    seeing, plain = Readout(3, 2, (4, 5), "position"), Readout(3, 2)
+    seeing.requires_grad_(False)
+    plain.requires_grad_(False)
+    maps = torch.randn(7, 3, 4, 5)
+    shifts = [maps.roll((i, j), (2, 3)) for i in range(4) for j in range(5)]
+    average = torch.stack([seeing(shifted) for shifted in shifts]).mean(0)
+    assert seeing.by_position is not None
+    plain.linear.load_state_dict(seeing.linear.state_dict())
+    plain.linear.bias += seeing.by_position.bias
+    plain.mean.weight.copy_(seeing.mean.weight)
+    plain.mean.weight += seeing.by_position.weight.unflatten(1, (3, -1)).sum(2)
+    assert_close(plain(maps), average, 1e-5)
+
+
+def test_a_network_averaged_over_a_group_is_exported_without_this_library() -> None:
+    torch.manual_seed(0)
+    network = grid_family((1, 8, 8), 3, ("p4",)).structure("p4, positional").make().eval()
+    x = torch.randn(6, 1, 8, 8)
+    plain = sr.collapse(network, x[:1])
+    with torch.no_grad():
+        assert_close(plain(x), network(x), 1e-4)
+    assert not any(type(m).__module__.startswith("symrazor") for m in plain.modules())
 
 
 def claim(name: str, holds: bool | None) -> Claim:

@@ -250,8 +250,7 @@ class Answer:
 
     def _evidence(self, claim: Claim) -> str:
         """Return the margins behind a claim."""
-        symmetric = next(s.structure for s in self.family.symmetries if s.name == claim.name)
-        pair = f"{self._label(claim.rival)} against {self._label(symmetric)}"
+        pair = f"{self._label(claim.rival)} against {self._label(claim.structure)}"
         text = f"{capitalize(pair)}: log evidence {claim.evidence} nats"
         if claim.left_out is not None:
             text += f", log likelihood of left-out training data {claim.left_out} nats"
@@ -363,9 +362,10 @@ def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[
     """Return the name of the structure to use.
 
     It is the best predictor of left-out samples, or one with more symmetry that predicts them as
-    well: up to two standard errors, or any if the claim of the symmetry is stated. Without
-    left-out samples it is the structure with the highest evidence, or the one that it contains if
-    their evidences are equal up to 3 nats or the scatter over starts.
+    well: up to two standard errors, or any if the symmetry is stated and its claim took the best
+    predictor into account. Without left-out samples it is the structure with the highest evidence,
+    or the one that it contains if their evidences are equal up to 3 nats or the scatter over
+    starts.
     """
     ranked = sorted(candidates, key=lambda c: -c.log_evidence)
     if mean_gain(ranked[0], ranked[-1]) is None:
@@ -374,15 +374,15 @@ def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[
         error = max(MIN_LOG_ODDS, math.hypot(first.spread, inner.spread))
         return inner.name if first.log_evidence - inner.log_evidence <= error else first.name
     best = max(ranked, key=lambda c: float(c.left_out.sum()))
-    holds = {claim.name for claim in claims if claim.holds}
+    stated = {claim.structure for claim in claims if claim.holds}
     order = [s.structure for s in family.symmetries] + [s.name for s in family.structures]
     for name in dict.fromkeys(order):
         candidate = next((c for c in ranked if c.name == name), None)
         if candidate is None or candidate.name == best.name:
             continue
         gain, error = mean_gain(best, candidate) or (0.0, 0.0)
-        is_stated = any(s.structure == name and s.name in holds for s in family.symmetries)
-        has_symmetry = any(s.structure == name for s in family.symmetries)
-        if has_symmetry and (is_stated or gain <= SAME_PREDICTION * error):
+        rivals = [s.rivals for s in family.symmetries if s.structure == name]
+        is_stated = name in stated and any(best.name in names for names in rivals)
+        if rivals and (is_stated or gain <= SAME_PREDICTION * error):
             return name
     return best.name

@@ -30,9 +30,10 @@ from symrazor.data.arrays import (
 )
 from symrazor.data.datasets import MIN_SAMPLES, as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
-from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS
-from symrazor.discovery.comparison import Compared, compare, train_final
+from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS, comparison_shares
+from symrazor.discovery.comparison import Compared, add_starts, compare
 from symrazor.discovery.families import candidates_for
+from symrazor.discovery.final import train_final
 from symrazor.discovery.invariances import (
     TIME_SHARE,
     LearnedInvariances,
@@ -59,6 +60,8 @@ from symrazor.training.loop import clock
 
 STANDARDISED_BYTES = 8
 """Memory of a standardised number and of its copy in a selection of samples."""
+MIN_FINAL_SHARE = 0.3
+"""Share of the time that further starts leave for the final training."""
 MAX_HELD_OUT = 5000
 """Largest number of samples that are held out for the report."""
 RANDOM_ORDERS = 8
@@ -147,24 +150,38 @@ def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:
         likelihood,
         together=data.together,
     )
+    return QuestionResult(data, _answer_image(question, data, options, tell), preparation, test)
+
+
+def _answer_image(question: Question, data: Dataset, options: Options, tell: Tell) -> Answer:
+    """Answer a question; for images, also learn invariances within their share of the time.
+
+    Time that they leave is for further starts, if a claim is undecided, and the final training.
+    """
+    if not wants_invariances(data, options):
+        return answer_question(question, options, tell)
+    began, available = clock.now(), 60 * options.minutes
     share = TIME_SHARE / 2 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
-    minutes = share * options.minutes if wants_invariances(data, options) else 0.0
-    compared = options.change(minutes=options.minutes - minutes)
-    answer = answer_question(question, compared, tell)
-    if minutes:
-        remaining, chosen = options.change(minutes=minutes), answer.recommended
-        rival = torch.cat([member.left_out for member in chosen.members])
-        invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
-        answer = replace(answer, invariances=invariances)
-        # The ordinary network has seen many more data.
-        is_ordinary = family.ordinary is not None and answer.delivered.name == family.ordinary.name
-        learned = invariances if isinstance(invariances, LearnedInvariances) else None
-        if learned is not None and learned.delivered is not None and not is_ordinary:
-            fit, temperature = learned.delivered, learned.temperature
-            final = Candidate(chosen.name, fit, chosen.members, temperature)
-            score(question, final, MAX_HELD_OUT, options.seed)
-            answer = replace(answer, final=final)
-    return QuestionResult(data, answer, preparation, test)
+    shorter = options.change(minutes=(1 - share) * options.minutes)
+    compared = compare(question, shorter, tell)
+    answer, compare_seconds = compared_answer(question, compared, shorter), clock.now() - began
+    chosen, remaining = answer.recommended, options.change(minutes=share * options.minutes)
+    rival = torch.cat([member.left_out for member in chosen.members])
+    invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
+    left = available - (clock.now() - began)
+    limit = comparison_shares(len(question.train[1]))[1] * available - compare_seconds
+    if add_starts(compared, options, tell, min(limit, left - MIN_FINAL_SHARE * available)):
+        answer = compared_answer(question, compared, options)
+    learned = invariances if isinstance(invariances, LearnedInvariances) else None
+    if learned is not None and learned.delivered is not None:
+        fit, temperature = learned.delivered, learned.temperature
+        final: Candidate | None = Candidate(learned.network, fit, chosen.members, temperature)
+    else:
+        left = available - (clock.now() - began)
+        final = train_final(question, compared, answer.recommended, options, left, tell)
+    if final is not None:
+        score(question, final, MAX_HELD_OUT, options.seed)
+    return replace(answer, invariances=invariances, final=final)
 
 
 def fitting_memory(data: Dataset, seed: int) -> Dataset:
@@ -270,6 +287,16 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     """Compare the structures, then train the recommended one on all training data."""
     started = clock.now()
     compared = compare(question, options, tell)
+    answer = compared_answer(question, compared, options)
+    seconds = 60 * options.minutes - (clock.now() - started)
+    final = train_final(question, compared, answer.recommended, options, seconds, tell)
+    if final is not None:
+        score(question, final, MAX_HELD_OUT, options.seed)
+    return replace(answer, final=final)
+
+
+def compared_answer(question: Question, compared: Compared, options: Options) -> Answer:
+    """Return the answer of a comparison, without a final training."""
     candidates = sorted(candidates_of(question, compared), key=lambda c: -c.log_evidence)
     claims = compared.claims
     name = recommend(candidates, question.family, claims)
@@ -277,12 +304,7 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     answer = Answer(
         question.name, question.text, question.family, candidates, claims, notes, None, None, name
     )
-    answer = replace(answer, calibration=_calibration(question, compared, name))
-    seconds = 60 * options.minutes - (clock.now() - started)
-    final = train_final(question, compared, answer.recommended, options, seconds, tell)
-    if final is not None:
-        score(question, final, MAX_HELD_OUT, options.seed)
-    return replace(answer, final=final)
+    return replace(answer, calibration=_calibration(question, compared, name))
 
 
 def _calibration(question: Question, compared: Compared, name: str) -> Calibration | None:

@@ -93,6 +93,7 @@ class Claim:
         evidence: log evidence of the rival minus that of the structure with the symmetry.
         left_out: the same for the log likelihood of left-out samples; None if there are none.
         starts: number of starts.
+        structure: the structure with the symmetry.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Claim:
     evidence: Margin
     left_out: Margin | None
     starts: int
+    structure: str = ""
 
     @property
     def leaning(self) -> bool:
@@ -157,6 +159,7 @@ def claim_of(
         evidence,
         left_out,
         starts,
+        symmetry.structure,
     )
 
 

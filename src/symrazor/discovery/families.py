@@ -54,11 +54,12 @@ from symrazor.groups import Group
 from symrazor.layers import DeepSets, Relaxed, SetPool
 from symrazor.layers.path import Path
 from symrazor.layers.plain import (
+    OrbitPooled,
     Readout,
     Reads,
     conv_channels,
     convolutional,
-    group_convolutional,
+    group_convolutions,
     ordinary_convolutional,
     perceptron,
 )
@@ -71,6 +72,8 @@ MIN_POSITIONS = 4
 SET_WIDTH = 32
 WIDER = 2
 """Channels of the final network, relative to those of the comparison."""
+MAX_COPIES = 8
+"""Elements of a group over which a network that sees positions is averaged."""
 AXES = ("x", "y")
 """Axes of images. A network that reads only rows is invariant along x."""
 PERCEPTRONS = {
@@ -185,6 +188,20 @@ def _maps(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1:])
 
 
+def group_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int | None) -> nn.Module:
+    """Return group convolutions with the readout of the other networks."""
+    layers, channels = group_convolutions(shape, group, width)
+    return nn.Sequential(*layers, Readout(channels, outputs, order=point_group(group).order))
+
+
+def orbit_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int | None) -> nn.Module:
+    """Return a network that sees positions, averaged over a point group."""
+    layers = list(convolutional(shape, outputs, width).children())[:-3]
+    channels, *positions = _maps(layers, shape)
+    readout = Readout(channels, outputs, positions, "position")
+    return OrbitPooled(nn.Sequential(*layers), readout, group, shape[1:])
+
+
 def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
     """Return the channels of the first convolution: a multiple of the order of every group."""
     orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
@@ -245,15 +262,28 @@ def grid_family(
             structures[2:2] = [_one_axis(strict, axis) for axis in AXES]
             symmetries = _with_axes(rivals)
         return make_family(symmetries=symmetries, describe=describe)
-    # Networks with a point group built in are translation-invariant as well. Only networks that
-    # share this property tell what the group adds. More symmetry comes first: it is preferred
-    # among networks that predict equally well.
+    # Networks of the group convolutions are translation-invariant as well. Only networks that share
+    # this property tell what the group adds. Where position matters, the same question is asked
+    # of networks that see positions. More symmetry comes first: it is preferred among networks that
+    # predict equally well.
     for fitting, group in sorted(given, key=lambda pair: pair[0].order):
-        make = partial(group_convolutional, shape, outputs, group, width)
-        structures.append(Structure(fitting.name, make, f"a CNN with {fitting.name} built in"))
+        name = fitting.name
+        make = partial(group_cnn, shape, outputs, group)
+        structures.append(Structure(name, partial(make, width), f"a CNN with {name} built in"))
+        wide_label = f"a CNN with {name} built in, twice as wide"
+        wider[name] = Structure(f"{name}, wider", partial(make, WIDER * width), wide_label)
         smaller = [other.name for other, _ in given if other.order < fitting.order]
-        compared = ["convolutional", *smaller]
-        symmetries = [Symmetry(fitting.name, fitting.name, compared), *symmetries]
+        added = [Symmetry(name, name, ["convolutional", *smaller])]
+        if len(shape) == 3 and fitting.exact and fitting.order <= MAX_COPIES:
+            seeing = f"{name}, positional"
+            make = partial(orbit_cnn, shape, outputs, group)
+            label = f"a CNN with a readout by position, averaged over {name}"
+            structures.append(Structure(seeing, partial(make, width), label))
+            wide_label = f"{label}, twice as wide"
+            wider[seeing] = Structure(f"{seeing}, wider", partial(make, WIDER * width), wide_label)
+            seen = [f"{other}, positional" for other in smaller]
+            added.append(Symmetry(name, seeing, ["positional", *seen]))
+        symmetries = [*added, *symmetries]
     return make_family(symmetries=symmetries, describe=describe_invariance)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from symrazor.core.text import join_names
 from symrazor.data import Dataset
@@ -70,25 +70,41 @@ def permutes_positions(groups: Sequence[UserGroup] | None) -> bool:
     )
 
 
+class MeanAndMax(nn.Module):
+    """Take the mean and the maximum over the positions of [n, c, *shape]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [n, 2c]."""
+        flat = x.flatten(2)
+        return torch.cat([flat.mean(2), flat.amax(2)], 1)
+
+
 def permutation_network(
-    shape: Sequence[int], outputs: int, groups: Sequence[Group], free: bool, add_channel: bool
+    shape: Sequence[int],
+    outputs: int,
+    groups: Sequence[Group],
+    free: bool,
+    add_channel: bool,
+    is_wide: bool = False,
 ) -> nn.Module:
     """Return two layers with a path per group, a mean over positions, and two dense layers.
 
     The shape is [channels, *positions]; with `add_channel`, inputs lack the channel dimension.
-    With `free`, each of the two layers also has a free path.
+    With `free`, each of the two layers also has a free path. With `is_wide`, layers have twice the
+    width and rectified units, and the maximum over positions is used as well.
     """
     channels, *positions = shape
     layers: list[nn.Module] = [nn.Unflatten(1, (1, *positions))] if add_channel else []
-    width = PERMUTATION_WIDTH
+    width, activation = PERMUTATION_WIDTH * (2 if is_wide else 1), nn.ReLU if is_wide else nn.Tanh
+    pool, features = (MeanAndMax(), 2 * width) if is_wide else (SetPool("mean"), width)
     for c in (channels, width):
         equivariant = relaxed_over(c, width, groups, positions, free=False)
         paths = [equivariant.path(i) for i in range(len(groups))]
         if free:
             paths.append(free_path(c, width, positions))
-        layers += [Relaxed(paths), nn.Tanh()]
-    head = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)]
-    return nn.Sequential(*layers, SetPool("mean"), *head)
+        layers += [Relaxed(paths), activation()]
+    head = [nn.Linear(features, width), activation(), nn.Linear(width, outputs)]
+    return nn.Sequential(*layers, pool, *head)
 
 
 def _label(group: str) -> str:
@@ -127,6 +143,14 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
         ),
         fully_connected_structure(shape, data.outputs),
     ]
+    wider = {
+        g.name: Structure(
+            f"{g.name}, wider",
+            partial(build, [g], free=False, is_wide=True),
+            f"{_label(g.name)}, twice as wide",
+        )
+        for g in position_groups
+    }
     n_maps = {g.name: equivariant_maps(defining(g), defining(g)).count for g in position_groups}
     symmetries = [
         Symmetry(
@@ -143,6 +167,7 @@ def permutation_family(data: Dataset, groups: Sequence[UserGroup]) -> Family:
         symmetries=symmetries,
         describe=describe_invariance,
         groups=by_name,
+        wider=wider,
     )
 
 

@@ -137,7 +137,7 @@ def recorded_inputs(network: nn.Module, head: Sequence[str]) -> Iterator[dict[st
 def find_head(network: nn.Module, x: Tensor) -> tuple[str, ...]:
     """Return the linear layers of which the outputs of a network are the sum, or none.
 
-    These are the last linear layer, or the last two, on one vector per sample.
+    These are the last linear layer, or the last two or three, on one vector per sample.
     """
     calls: list[str] = []
     layers = {name: m for name, m in network.named_modules() if isinstance(m, nn.Linear)}
@@ -150,7 +150,7 @@ def find_head(network: nn.Module, x: Tensor) -> tuple[str, ...]:
     finally:
         for handle in handles:
             handle.remove()
-    for size in (1, 2):
+    for size in (1, 2, 3):
         head = tuple(calls[-size:])
         if len(head) < size or f.ndim != 2 or any(calls.count(name) > 1 for name in head):
             return ()

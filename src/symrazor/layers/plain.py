@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from symrazor.accelerate.torch_internals import child_modules, conv_padding
 from symrazor.core.parameters import Hyper
 from symrazor.data.batches import Input, call
-from symrazor.groups import Group
+from symrazor.groups import Group, OnGrid
 from symrazor.layers.conv import CONVOLUTIONS, AnyConv, Conv, FilterPath
 from symrazor.layers.fully_connected import FC
 from symrazor.layers.gconv import GConv, Kind
@@ -116,15 +116,24 @@ def group_convolutional(
     Raises:
         ValueError: a group that does not fit the map or the width.
     """
-    dims, channels, size = len(shape) - 1, _channels(shape, width), tuple(shape[1:])
+    layers, channels = group_convolutions(shape, group, width)
+    pools = [_GLOBAL_POOLS[len(shape) - 1](1), nn.Flatten()]
+    order = point_group(group).order
+    head = nn.Linear(channels // order, outputs)
+    return nn.Sequential(*layers, *pools, nn.Sequential(GroupPool(order, "mean"), head))
+
+
+def group_convolutions(
+    shape: Sequence[int], group: str | Group, width: int | None = None
+) -> tuple[list[nn.Module], int]:
+    """Return the layers of `group_convolutional` before the pool, and the channels of its maps."""
+    channels, size = _channels(shape, width), tuple(shape[1:])
     layers: list[nn.Module] = []
     for index, (c_in, c_out) in enumerate(pairwise(channels)):
         kind: Kind = "full" if index else "lift"
         layers.append(GConv(c_in, c_out, size, group=group, kind=kind, kernel=_kernel(shape)))
         size = tuple(-(-side // POOL_STRIDE) for side in size)
-    order = point_group(group).order
-    head = nn.Linear(channels[-1] // order, outputs)
-    return nn.Sequential(*_with_pools(layers, dims), nn.Sequential(GroupPool(order, "mean"), head))
+    return _with_pools(layers, len(shape) - 1)[:-2], channels[-1]
 
 
 def _channels(shape: Sequence[int], width: int | None) -> list[int]:
@@ -151,36 +160,88 @@ Reads = Literal["position", "row", "column"] | None
 
 
 class Readout(nn.Module):
-    """Map feature maps to outputs: a global max pool and a linear layer.
+    """Map feature maps to outputs: the maximum and the mean over positions, and a linear layer.
+
+    A linear layer on all positions contains the mean. Networks that differ in symmetry only must
+    therefore have it, with and without that layer.
 
     Args:
-        channels: channels of the maps.
+        channels: channels of the maps, a multiple of `order`.
         outputs: number of outputs.
         positions: size of the maps.
         reads: with "position", a dense layer on all positions is added, which breaks the symmetry.
             "row" and "column" add a dense layer on the maxima over the other axis of images, which
             leave the invariance to shifts along that axis. None adds nothing.
+        order: group elements of the maps, over which pooled features are averaged.
     """
 
     def __init__(
-        self, channels: int, outputs: int, positions: Sequence[int] = (), reads: Reads = None
+        self,
+        channels: int,
+        outputs: int,
+        positions: Sequence[int] = (),
+        reads: Reads = None,
+        order: int = 1,
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(channels, outputs)
-        self.reads, self.by_position = reads, None
+        self.reads, self.order, self.by_position = reads, order, None
+        self.linear = nn.Linear(channels // order, outputs)
+        self.mean = nn.Linear(channels // order, outputs, bias=False)
         if reads is not None:
             kept = prod(positions) if reads == "position" else positions[reads == "column"]
             self.by_position = nn.Linear(channels * kept, outputs)
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """Return the outputs for maps [n, channels, *size]."""
-        pooled: Tensor = self.linear(maps.flatten(2).amax(2))
+    def forward(self, *copies: Tensor) -> Tensor:
+        """Return the outputs for maps [n, channels, *size], or for the mean over several."""
+        parts = [self._features(maps) for maps in copies]
+        mean = [torch.stack(part).mean(0) for part in zip(*parts, strict=True)]
+        outputs: Tensor = self.linear(mean[0]) + self.mean(mean[1])
         if self.by_position is None:
-            return pooled
-        if self.reads != "position":
+            return outputs
+        at_positions: Tensor = self.by_position(mean[2])
+        return outputs + at_positions
+
+    def _features(self, maps: Tensor) -> list[Tensor]:
+        flat = maps.flatten(2)
+        pooled = [flat.amax(2), flat.mean(2)]
+        if self.order > 1:
+            pooled = [part.unflatten(1, (self.order, -1)).mean(1) for part in pooled]
+        if self.reads in ("row", "column"):
             maps = maps.amax(3 if self.reads == "row" else 2)
-        at_positions: Tensor = self.by_position(maps.flatten(1))
-        return pooled + at_positions
+        return pooled if self.reads is None else [*pooled, maps.flatten(1)]
+
+
+class OrbitPooled(nn.Module):
+    """Average the features of all transformed copies of the input: invariant to a point group.
+
+    The readout may see positions, so that the network need not be invariant to shifts.
+
+    Args:
+        body: layers from the input to feature maps.
+        readout: maps the feature maps to outputs.
+        group: rotations and reflections that map the grid to itself.
+        size: size of the grid.
+    """
+
+    def __init__(
+        self, body: nn.Module, readout: Readout, group: str | Group, size: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.body, self.readout = body, readout
+        on_grid, size = point_group(group), tuple(size)
+        on_grid.check_map(size)
+        pixels = torch.arange(prod(size), dtype=torch.float64).reshape(1, 1, *size)
+        action = OnGrid(on_grid.group, size)
+        elements = range(on_grid.order)
+        self.size = size
+        self.moves = [action.act(pixels, g).long().flatten().tolist() for g in elements]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        flat = x.flatten(2)
+        copies = [flat[:, :, move].unflatten(2, self.size) for move in self.moves]
+        outputs: Tensor = self.readout(*[self.body(copy) for copy in copies])
+        return outputs
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
@@ -431,6 +492,11 @@ class Rewriter:
                 return merge([module])[0]
             case Subsample():
                 return module.plain(self._subsample_spaces[name])
+            case OrbitPooled():
+                pooled = copy.copy(module)
+                pooled._modules = dict(module._modules)
+                pooled.body = self.rewrite(module.body, f"{name}.body".removeprefix("."))
+                return traced(pooled, "PlainOrbitPooled")
             case Hyper():
                 holder = nn.Module()
                 holder.register_buffer("value", module.value.detach())

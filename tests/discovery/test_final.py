@@ -9,7 +9,7 @@ from discover_data import some_data
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.data import dataset
-from symrazor.discovery import comparison
+from symrazor.discovery import final
 from symrazor.discovery.api import answer_question
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.question import Family, Options, Question
@@ -43,7 +43,7 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     data = some_data("vector", n=n)
     x, y = data.labelled
     question = Question("a", "?", candidates_for(data), (x, y), None, Categorical)
-    train, sizes = comparison.fit, []
+    train, sizes = final.fit, []
 
     def spoiled(model: torch.nn.Module, *arguments: object, **options: object) -> object:
         result = train(model, *arguments, **options)  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     assert kept.final is not None
     expected = max(1.0, kept.recommended.temperature)
     assert n > 80 or kept.delivered.temperature == expected
-    monkeypatch.setattr(comparison, "fit", spoiled)
+    monkeypatch.setattr(final, "fit", spoiled)
     told: list[str] = []
     spoilt = answer_question(question, options, told.append)
     assert spoilt.final is None
@@ -72,8 +72,8 @@ def test_many_data_without_symmetry_get_the_ordinary_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is trained on all data but those of the check, which give its temperature."""
-    monkeypatch.setattr(comparison, "LARGE_SAMPLES", 1000)
-    monkeypatch.setattr(comparison, "_is_better", lambda *_: True)
+    monkeypatch.setattr(final, "LARGE_SAMPLES", 1000)
+    monkeypatch.setattr(final, "_is_better", lambda *_: True)
     n, generator = 2000, torch.Generator().manual_seed(0)
     x, y = torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 2
     full = candidates_for(dataset(x, y))

@@ -1,0 +1,210 @@
+"""Train the network to deliver on all training data, after the comparison.
+
+The recommended network continues from its best start. If some samples can be spared for a check,
+larger networks with the same symmetry are trained as well, each for its share of the time; without
+a symmetry, also an ordinary one. The network that predicts the check best is delivered, unless it
+predicts it worse, by more than a standard error, than the network of the comparison, which has not
+seen these samples either. With few samples, all are used, and the evidence per sample takes the
+place of the check.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from symrazor.data import Tensors
+from symrazor.discovery.answer import Candidate
+from symrazor.discovery.budget import (
+    EVIDENCE_SUBSET,
+    LARGE_SAMPLES,
+    ORDINARY_LEARNING_RATE,
+    FinalPlan,
+    batch_size,
+    evidence_interval,
+    measure_costs,
+    plan_final,
+    result_samples,
+    stored_plan,
+)
+from symrazor.discovery.comparison import Compared
+from symrazor.discovery.members import Member, continue_from_, log_scores
+from symrazor.discovery.question import Options, Question, Tell, select, slug, subsample
+from symrazor.inference.evidence import Evidence
+from symrazor.training.fit import Fit, fit
+from symrazor.training.loop import clock
+
+MIN_CHECKED_SAMPLES = 2000
+"""Training samples from which some are kept for the check."""
+CHECK_SHARE, MAX_CHECK = 0.05, 1000
+SMALL_CHECK_SHARE, MIN_WIDER_SAMPLES = 0.1, 300
+"""Share of few samples for the check of a network that was not compared, and the fewest samples for
+which one is trained."""
+MAX_EVIDENCE_LOSS = 0.05
+"""Nats per sample of evidence that the final network may lose, if no samples are kept: the noise of
+an estimate by random probes."""
+
+
+def train_final(
+    question: Question,
+    compared: Compared,
+    candidate: Candidate,
+    options: Options,
+    seconds: float,
+    tell: Tell,
+) -> Candidate | None:
+    """Return the network to deliver after its final training; None if that did not improve it.
+
+    That is the recommended network, or a larger one with the same symmetry: whichever predicts the
+    samples best that are kept for the check.
+    """
+    began, best = clock.now(), None
+    names = _final_names(question, compared, candidate.name)
+    member = max(candidate.members, key=lambda member: member.log_evidence)
+    training, check = _split(question, compared, member, names != [candidate.name])
+    for number, name in enumerate(names):
+        left = (seconds - (clock.now() - began)) / (len(names) - number)
+        previous = member if name == candidate.name else None
+        final = _train_final(question, compared, name, previous, training, options, left, tell)
+        if final is None or not _is_better(final, candidate.fit, check):
+            continue
+        score, temperature = _mean_score(final, check)
+        if best is None or score > best[0]:
+            best = score, Candidate(name, final, candidate.members, temperature)
+    if best is None:
+        tell("  the network of the comparison predicts better and is kept")
+        return None
+    if not len(check[1]):  # shorter trainings may ask for sharper predictions
+        return replace(best[1], own_temperature=max(1.0, candidate.temperature))
+    return best[1]
+
+
+def _mean_score(trained: Fit, check: Tensors) -> tuple[float, float]:
+    """Return the mean log likelihood of the samples of the check, and the temperature."""
+    scores, temperature = log_scores(trained, check)
+    return float(scores.mean()) if len(scores) else 0.0, temperature
+
+
+def _final_names(question: Question, compared: Compared, name: str) -> list[str]:
+    """Return the structures of the final training, the recommended one first.
+
+    Without a symmetry, that includes the ordinary network; for many data it is the only one.
+    """
+    family, n = question.family, len(question.train[1])
+    has_symmetry = name in [symmetry.structure for symmetry in family.symmetries]
+    ordinary = [] if has_symmetry or family.ordinary is None else [family.ordinary.name]
+    if n >= LARGE_SAMPLES and ordinary:
+        return ordinary
+    if n < MIN_WIDER_SAMPLES or not compared.plan.costs:
+        return [name]
+    wider = [family.wider[name].name] if name in family.wider else []
+    return [name, *wider, *ordinary]
+
+
+def _train_final(
+    question: Question,
+    compared: Compared,
+    name: str,
+    previous: Member | None,
+    training: Tensors,
+    options: Options,
+    seconds: float,
+    tell: Tell,
+) -> Fit | None:
+    """Train one structure on all samples but those of the check; None if that does not fit."""
+    folder = options.unfinished_folder(question.name)
+    file = folder and folder / f"final-{slug(name)}.json"
+    make = partial(_final_plan, question, compared, name, len(training[1]), seconds)
+    plan = stored_plan(file, make)
+    ordinary = question.family.ordinary
+    is_ordinary = ordinary is not None and name == ordinary.name
+    needs_steps = previous is None and not is_ordinary  # new weights, and slow layers
+    if plan is None or (needs_steps and plan.steps < compared.plan.steps):
+        return None
+    training = select(training, subsample(len(training[1]), plan.samples, options.seed))
+    tell(
+        f"  final training: {question.family.label(name)}, {plan.epochs} epochs on "
+        f"{len(training[1]):,} samples"
+    )
+    return _train(question, compared, previous, plan, training, options)
+
+
+def _final_plan(
+    question: Question, compared: Compared, name: str, n: int, seconds: float
+) -> FinalPlan | None:
+    """Return the plan of the final training of a structure on n samples."""
+    began, costs = clock.now(), compared.plan.costs
+    if not costs:
+        return FinalPlan(name, compared.plan.epochs[1], n)
+    cost = costs.get(name)
+    if cost is None:
+        config = replace(compared.comparison.config, batch_size=batch_size(n))
+        structure = question.family.structure(name)
+        cost = measure_costs([structure], question.train, question.likelihood, config)[name]
+    return plan_final(name, cost, n, seconds - (clock.now() - began))
+
+
+def _split(
+    question: Question, compared: Compared, member: Member, is_larger: bool
+) -> tuple[Tensors, Tensors]:
+    """Return the samples to train on and those for the check, which the member has not seen."""
+    train, n = question.train, len(question.train[1])
+    count = min(MAX_CHECK, int(CHECK_SHARE * n)) if n >= MIN_CHECKED_SAMPLES else 0
+    if is_larger:  # another network: evidences do not tell whether it predicts better
+        count = min(MAX_CHECK, max(count, int(SMALL_CHECK_SHARE * n)))
+    comparison = compared.comparison
+    pool = subsample(n, len(comparison.question.train[1]), comparison.seed)
+    _, outside = comparison.split(member.start)
+    check = pool[outside[:count]]
+    is_training = torch.ones(n, dtype=torch.bool)
+    is_training[check] = False
+    if question.together is not None:
+        is_training[torch.isin(question.together, question.together[check])] = False
+    return (train[0][is_training], train[1][is_training]), select(train, check)
+
+
+def _train(
+    question: Question,
+    compared: Compared,
+    previous: Member | None,
+    plan: FinalPlan,
+    training: Tensors,
+    options: Options,
+) -> Fit:
+    """Continue from a network of the comparison; with None, train from new weights."""
+    config, folder = compared.comparison.config, options.unfinished_folder(question.name)
+    config = replace(
+        config,
+        epochs=plan.epochs,
+        every=evidence_interval(plan.epochs, plan.evidence_steps),
+        subset=min(plan.samples, EVIDENCE_SUBSET),
+        batch_size=config.batch_size if question.config else batch_size(plan.samples),
+        start="given",
+        resume=folder and folder / f"final-{slug(plan.name)}",
+        progress=options.progress,
+        evidence_samples=result_samples(plan.samples),
+    )
+    ordinary = question.family.ordinary
+    if ordinary is not None and plan.name == ordinary.name:
+        config = replace(config, lr=ORDINARY_LEARNING_RATE, keep="last")
+    with torch.random.fork_rng([]):
+        torch.manual_seed(options.seed)
+        model, likelihood = question.family.structure(plan.name).make(), question.likelihood()
+        if previous is not None:
+            precisions = continue_from_(model, likelihood, previous.state, training[0])
+            config = config.change(prior_precision=precisions)
+        trained = fit(model, training, likelihood, config=config)
+    return trained
+
+
+def _is_better(final: Fit, compared: Fit, check: Tensors) -> bool:
+    """Return whether the final network is at least as good as the one of the comparison."""
+    if len(check[1]):
+        gain = log_scores(final, check)[0] - log_scores(compared, check)[0]
+        return float(gain.mean()) >= -float(gain.std()) / math.sqrt(len(gain))
+    return _per_datum(final.evidence) >= _per_datum(compared.evidence) - MAX_EVIDENCE_LOSS
+
+
+def _per_datum(evidence: Evidence) -> float:
+    return float(evidence.per_datum)
