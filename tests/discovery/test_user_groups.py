@@ -56,7 +56,11 @@ def test_the_right_group_of_two_is_found(tmp_path: Path) -> None:
     given = [written(tmp_path, group) for group in RINGS]
     discovery = sr.discover(*neighbours(), groups=given, epochs=25, progress=False)
     headline = discovery.results[0].answer.headline
-    assert headline.startswith("Invariant under ring 1") and "ring 0" not in headline
+    stated, _, _ = headline.partition(";")  # ring 0 may remain undecided
+    assert stated.removesuffix(".") in (
+        "Invariant under ring 1",
+        "Invariant under ring 1, not under ring 0",
+    )
     nats = {c.name: c.log_evidence for c in discovery.candidates}
     assert nats["ring 1"] > nats["ring 0"] + 20
 
