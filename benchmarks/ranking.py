@@ -9,7 +9,10 @@ of each trained state is then computed in several structures, for the same weigh
     python benchmarks/ranking.py --read RUNS.json --out benchmarks/results
 
 DIR holds the files that small_data.py writes. The first command writes one record for each trained
-network, the second the tables.
+network, and continues if the file exists; the second writes the tables.
+
+A trained network has two held-out NLLs: that of its weights, and that of the Laplace predictive,
+in which the weights are integrated out. The evidence is the probability of data under the second.
 """
 
 import argparse
@@ -18,7 +21,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from math import nan
 from multiprocessing import get_context
@@ -33,6 +36,7 @@ import symrazor as sr
 from small_data import prepared
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.symmetry.collapse import path_shares
+from symrazor.training.predictive import log_predictive
 
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar-10")
 SERIES = ("OSULeaf", "ArrowHead", "ItalyPowerDemand", "GunPoint")
@@ -43,6 +47,8 @@ STEPS = 1500
 EVIDENCE_STEPS = 12
 BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
+PREDICTED = 200
+"""Held-out samples for the Laplace predictive, which needs their Jacobians."""
 TRAINED_WITH = ("kron", "ekfac", "auto")
 COMPARED_BY = ("kron", "ekfac", "auto")
 
@@ -167,14 +173,25 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
     evidences = {s: fit.razor.evidence(fit.data, structure=s) for s in structures}
     shares = path_shares(model, evidences["auto"].effective_parameters)
     test_scores = fit.reading.test
+    part = test[0][:PREDICTED], test[1][:PREDICTED]
+    fit.razor.method = replace(fit.razor.method, structure="auto")  # of the posterior
+    predictive = {how: -float(log_predictive(fit, *part, how).mean()) for how in ("map", "mc")}
+    auto = evidences["auto"]
+    steps = [r for r in fit.history if "log_evidence" in r]
     return {
         **asdict(job),
         "weights": sum(p.numel() for p in model.parameters()),
         "accuracy": test_scores["accuracy"],
         "nll": test_scores["nll"],
+        "nll_of_part": predictive["map"],
+        "nll_predictive": predictive["mc"],
+        "is_pruned": fit.is_pruned,
         "evidence": {s: float(e.log_evidence) for s, e in evidences.items()},
-        "structure": evidences["auto"].structure,
-        "gap": evidences["auto"].gap,
+        "log_likelihood": float(auto.log_likelihood),
+        "log_prior": float(auto.log_prior),
+        "course": [[r["epoch"], r["log_evidence"], r["test_nll"]] for r in steps],
+        "structure": auto.structure,
+        "gap": auto.gap,
         "effective_parameters": {
             s: sum(e.effective_parameters.values()) for s, e in evidences.items()
         },
@@ -186,12 +203,14 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
 def run_all(
     folder: Path, jobs: Iterable[Job], workers: int, minutes: float, file: Path
 ) -> list[Record]:
-    """Run jobs in parallel processes of one thread each; write the file as jobs finish."""
-    records: list[Record] = []
+    """Run the jobs that the file lacks, in parallel processes of one thread each; add to the file."""
+    records: list[Record] = json.loads(file.read_text()) if file.exists() else []
+    done = [{k: r[k] for k in asdict(Job("", 0, "", ""))} for r in records if "error" not in r]
     os.environ["OMP_NUM_THREADS"] = "1"
     started = time.time()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(run, folder, job, COMPARED_BY): job for job in jobs}
+        missing = [job for job in jobs if asdict(job) not in done]
+        futures = {pool.submit(run, folder, job, COMPARED_BY): job for job in missing}
         for future in as_completed(futures):
             if future.cancelled():
                 continue
@@ -200,7 +219,7 @@ def run_all(
             records.append(future.result() if error is None else record)
             file.write_text(json.dumps(records) + "\n")
             seconds = time.time() - started
-            print(f"{len(records)} of {len(futures)}, {seconds:.0f} s", record, flush=True)
+            print(f"{len(records)} records, {seconds:.0f} s", records[-1], flush=True)
             if seconds > 60 * minutes:
                 pool.shutdown(wait=False, cancel_futures=True)
     return records

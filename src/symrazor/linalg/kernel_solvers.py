@@ -237,7 +237,8 @@ class ExactSolver(Solver):
         if self._slopes is None or self._slopes[0] != weights:
             # The inverse has the precision of the products, which is accurate enough here as well.
             inverse = torch.cholesky_inverse(self._cholesky(weights).to(self._dtype))
-            traces = [(inverse * gram).sum(dtype=torch.float64) for gram in self._grams]
+            # Rows first: sums in float64 of float32 numbers are slow.
+            traces = [(inverse * gram).sum(1).sum(dtype=torch.float64) for gram in self._grams]
             self._slopes = weights, torch.stack(traces)
         return self._slopes[1]
 
@@ -394,11 +395,11 @@ class LowRankSolver(Solver):
 
 
 def _combine(tensors: Sequence[Tensor] | Tensor, weights: Weights) -> Tensor:
-    """Return the weighted sum in float64."""
-    total = torch.zeros_like(tensors[0], dtype=torch.float64)
-    for tensor, weight in zip(tensors, weights, strict=True):
+    """Return the weighted sum in float64, added in the precision of the tensors."""
+    total = tensors[0] * weights[0]
+    for tensor, weight in zip(tensors[1:], weights[1:], strict=True):
         total.add_(tensor, alpha=weight)
-    return total
+    return total.double()
 
 
 def plus_identity_(K: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
