@@ -203,7 +203,7 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
 def run_all(
     folder: Path, jobs: Iterable[Job], workers: int, minutes: float, file: Path
 ) -> list[Record]:
-    """Run the jobs that the file lacks, in parallel processes of one thread each; add to the file."""
+    """Run the jobs that the file lacks, in processes of one thread each; add to the file."""
     records: list[Record] = json.loads(file.read_text()) if file.exists() else []
     done = [{k: r[k] for k in asdict(Job("", 0, "", ""))} for r in records if "error" not in r]
     os.environ["OMP_NUM_THREADS"] = "1"
