@@ -14,6 +14,7 @@ from symrazor.discovery.comparison import Compared
 from symrazor.discovery.families import candidates_for, grid_family
 from symrazor.discovery.members import Comparison
 from symrazor.discovery.question import Question
+from symrazor.layers.path import is_symrazor_module
 from symrazor.layers.plain import Readout
 from symrazor.testing.oracles import assert_close
 from symrazor.training.options import FitConfig
@@ -78,14 +79,18 @@ def test_the_average_of_a_positional_readout_over_all_shifts_is_a_plain_readout(
     assert_close(plain(maps), average, 1e-5)
 
 
-def test_a_network_averaged_over_a_group_is_exported_without_this_library() -> None:
+@pytest.mark.parametrize("group", [None, "p4"])
+def test_every_network_is_exported_without_this_library(group: str | None) -> None:
     torch.manual_seed(0)
-    network = grid_family((1, 8, 8), 3, ("p4",)).structure("p4, positional").make().eval()
-    x = torch.randn(6, 1, 8, 8)
-    plain = sr.collapse(network, x[:1])
-    with torch.no_grad():
-        assert_close(plain(x), network(x), 1e-4)
-    assert not any(type(m).__module__.startswith("symrazor") for m in plain.modules())
+    family, x = grid_family((1, 8, 8), 3, group and (group,)), torch.randn(6, 1, 8, 8)
+    for structure in (*family.structures, *family.wider.values()):
+        network = structure.make().eval()
+        if not any(is_symrazor_module(m) for m in network.modules()):
+            continue
+        plain = sr.collapse(network, x[:1])
+        with torch.no_grad():
+            assert_close(plain(x), network(x), 1e-4)
+        assert not any(type(m).__module__.startswith("symrazor") for m in plain.modules())
 
 
 def claim(name: str, holds: bool | None) -> Claim:

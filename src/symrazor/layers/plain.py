@@ -191,17 +191,20 @@ class Readout(nn.Module):
             kept = prod(positions) if reads == "position" else positions[reads == "column"]
             self.by_position = nn.Linear(channels * kept, outputs)
 
-    def forward(self, *copies: Tensor) -> Tensor:
-        """Return the outputs for maps [n, channels, *size], or for the mean over several."""
-        parts = [self._features(maps) for maps in copies]
-        mean = [torch.stack(part).mean(0) for part in zip(*parts, strict=True)]
-        outputs: Tensor = self.linear(mean[0]) + self.mean(mean[1])
+    def forward(self, maps: Tensor) -> Tensor:
+        """Return the outputs for maps [n, channels, *size]."""
+        return self.from_features(self.features(maps))
+
+    def from_features(self, features: Sequence[Tensor]) -> Tensor:
+        """Return the outputs for pooled features."""
+        outputs: Tensor = self.linear(features[0]) + self.mean(features[1])
         if self.by_position is None:
             return outputs
-        at_positions: Tensor = self.by_position(mean[2])
+        at_positions: Tensor = self.by_position(features[2])
         return outputs + at_positions
 
-    def _features(self, maps: Tensor) -> list[Tensor]:
+    def features(self, maps: Tensor) -> list[Tensor]:
+        """Return the maxima, the means and, if they are read, the values by position."""
         flat = maps.flatten(2)
         pooled = [flat.amax(2), flat.mean(2)]
         if self.order > 1:
@@ -240,8 +243,9 @@ class OrbitPooled(nn.Module):
         """Return the outputs."""
         flat = x.flatten(2)
         copies = [flat[:, :, move].unflatten(2, self.size) for move in self.moves]
-        outputs: Tensor = self.readout(*[self.body(copy) for copy in copies])
-        return outputs
+        features = [self.readout.features(self.body(copy)) for copy in copies]
+        mean = [torch.stack(part).mean(0) for part in zip(*features, strict=True)]
+        return self.readout.from_features(mean)
 
 
 def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.Module:
