@@ -20,7 +20,9 @@ from symrazor.discovery.invariances import (
     wants_invariances,
 )
 from symrazor.discovery.question import Options
+from symrazor.invariance.spread import EVALUATIONS
 from symrazor.training.checkpoint import Checkpoints, State
+from symrazor.training.loop import clock
 
 STEPS = 12
 
@@ -145,6 +147,19 @@ def test_contradicting_flags_raise_an_error() -> None:
     both = tyro.cli(Arguments, args=["--invariances", "--no-invariances"])
     with pytest.raises(ValueError, match="--invariances and --no-invariances exclude each other"):
         options_of(both)
+
+
+def test_evaluations_do_not_count_as_the_time_of_steps() -> None:
+    once, evaluation, step = 2.0, 0.5, 0.01
+    now = [0.0]
+
+    def measure(steps: int) -> None:
+        now[0] += once + evaluation * min(steps, EVALUATIONS) + step * steps
+
+    with clock.counting(lambda: now[0]):
+        fixed, per_step = invariances._cost_of_ranges(measure, 1)
+    assert per_step == pytest.approx(step)
+    assert fixed == pytest.approx(once + EVALUATIONS * evaluation)
 
 
 def test_too_little_time_is_stated_in_the_verdict() -> None:

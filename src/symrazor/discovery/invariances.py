@@ -38,7 +38,7 @@ from symrazor.invariance.learned_augmentation import (
     changed_predictions,
     learn_augmentation,
 )
-from symrazor.invariance.spread import MIN_CERTAIN, STEPS
+from symrazor.invariance.spread import EVALUATIONS, MIN_CERTAIN, STEPS
 from symrazor.symmetry.widths import Invariance
 from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import clock
@@ -50,8 +50,9 @@ MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
 SPREAD_SHARE = 0.6
 """Share of this time for the ranges."""
-MIN_STEPS, TRIAL_STEPS = 1500, 32
-"""Training steps below which ranges are not reported, and steps of a trial that is timed."""
+MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 4 * EVALUATIONS)
+"""Training steps below which ranges are not reported, and steps of two trials that are timed. Both
+have all evaluations, so that their difference is the time of steps alone."""
 CHECK_SHARE, MAX_CHECK = 0.2, 2000
 """Share of the training images that confirm the transformations, and their largest number."""
 MIN_EPOCHS, MAX_EPOCHS = 8, 200
@@ -196,12 +197,13 @@ def learn_invariances(
 def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float, float]:
     """Return the seconds without training steps, and those of one step of both folds."""
     seconds = []
-    for steps in (2, TRIAL_STEPS):
+    for steps in TRIAL_STEPS:
         started = clock.now()
         measure(steps=steps)
         seconds.append(clock.now() - started)
-    per_step = (seconds[1] - seconds[0]) / (TRIAL_STEPS - 2)
-    return seconds[0], max(per_step, 1e-6) / workers
+    per_step = max(seconds[1] - seconds[0], 1e-6) / (TRIAL_STEPS[1] - TRIAL_STEPS[0])
+    once = max(0.0, seconds[0] - TRIAL_STEPS[0] * per_step)
+    return once, per_step / workers
 
 
 def _confirmed(

@@ -9,7 +9,8 @@ $$ -\mathrm{E} \log p(e \mid T_e x, y) \ge \log 2v , $$
 
 with equality for a perfect network and inputs whose pose can be seen. Inputs that look similar in
 several poses (a zero, a frog) say nothing about v; the range is read from the inputs of which the
-network is most certain (`CERTAIN_SHARE`, selected by the predicted entropy, not by the loss).
+network is most certain (`CERTAIN_SHARE`, selected by the predicted entropy, not by the loss). On a
+circle, the predicted angles give a better estimate (`symrazor.invariance.window`).
 
 The same predictions answer two questions:
 
@@ -36,6 +37,7 @@ from torch import Tensor
 from symrazor.accelerate.workers import Workers
 from symrazor.invariance.flows import Flow
 from symrazor.invariance.pose_network import PoseNetwork
+from symrazor.invariance.window import WINDOW_SHARE, Window, fit_window, predicted_angles
 
 CERTAIN_SHARE, MIN_CERTAIN = 0.1, 40
 """Share, and number, of the inputs from which the range is read."""
@@ -62,6 +64,7 @@ class Spread:
         standard_error: of the cross-entropy.
         p_value: of the hypothesis that the inputs are distributed evenly over all amounts.
         order: number of equally probable discrete elements; 1 for a continuous range.
+        window: range on a circle from predicted angles; None to use the cross-entropy.
     """
 
     flow: Flow = field(repr=False)
@@ -69,21 +72,28 @@ class Spread:
     standard_error: float
     p_value: float
     order: int = 1
+    window: Window | None = None
 
     @property
     def range(self) -> float:
-        """Return the range in either direction, in the unit of the flow."""
+        """Return the range in either direction, at most what was tested, in the flow's unit."""
+        if self.window is not None:
+            return self.flow.reported(self.window.range)
         return self._range(self.cross_entropy)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the range at two standard errors of the cross-entropy to both sides."""
+        """Return the range at two standard errors of its estimate to both sides."""
+        if self.window is not None:
+            return self.flow.reported(self.window.low), self.flow.reported(self.window.high)
         error = 2 * self.standard_error
         return self._range(self.cross_entropy - error), self._range(self.cross_entropy + error)
 
     @property
     def bounds(self) -> tuple[float, float]:
         """Return the interval, with its lower end moved by the error of an imperfect network."""
+        if self.window is not None:
+            return self.interval
         bias = 0.0 if self.flow.kind == "choice" else math.log(MAX_EXCESS)
         low = self.cross_entropy - 2 * self.standard_error - bias
         return self._range(low), self.interval[1]
@@ -103,12 +113,11 @@ class Spread:
 
     @property
     def amount(self) -> float:
-        """Return the range in the amounts of the flow, at most what was tested."""
+        """Return the range in the amounts of the flow."""
         flow, value = self.flow, self.range
         if flow.kind == "choice":
             return value
-        raw = math.log(value) if flow.unit == "factor" else value / flow.display
-        return min(raw, flow.end)
+        return math.log(value) if flow.unit == "factor" else value / flow.display
 
     def _range(self, cross_entropy: float) -> float:
         flow = self.flow
@@ -117,7 +126,8 @@ class Spread:
         if flow.kind == "circle":
             share = min(1.0, math.exp(cross_entropy) / (flow.bins * self.order))
             return flow.reported(math.pi * share)
-        return flow.reported(half_width_on_line(cross_entropy, flow.bins) * flow.end)
+        half_width = min(1.0, half_width_on_line(cross_entropy, flow.bins))
+        return flow.reported(half_width * flow.end)
 
 
 MAX_EXCESS = 1.5
@@ -346,11 +356,14 @@ def _spread(flow: Flow, log_p: Float[Tensor, "n draws bins"], cell: Tensor) -> S
     certain = entropy.argsort()[:count]
     losses = -scores[certain].mean(1)
     error = float(losses.std()) / math.sqrt(count)
-    loss, order = float(losses.mean()), 1
+    loss, order, window = float(losses.mean()), 1, None
     if flow.kind == "circle":
         order = _peaks(log_p[:, 0], certain)
+        if order == 1:
+            count = max(MIN_CERTAIN, int(WINDOW_SHARE * len(entropy)))
+            window = fit_window(predicted_angles(log_p[entropy.argsort()[:count], 0]))
     loss = min(loss, math.log(flow.bins))
-    return Spread(flow, loss, error, _p_value(log_p[:, 0], scores[:, 0]), order)
+    return Spread(flow, loss, error, _p_value(log_p[:, 0], scores[:, 0]), order, window)
 
 
 def _peaks(log_p: Float[Tensor, "n bins"], certain: Tensor) -> int:

@@ -1,0 +1,52 @@
+"""Estimate ranges of poses on a circle from angles with a known range."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from symrazor.invariance.window import Window, fit_window, predicted_angles
+
+
+def _angles(degrees: float, error: float, outliers: float = 0.03, n: int = 300) -> Tensor:
+    """Return uniform poses with normal errors and some misunderstood inputs."""
+    generator = torch.Generator().manual_seed(0)
+    u, chance, place = torch.rand(3, n, generator=generator, dtype=torch.float64)
+    angle = math.radians(degrees) * (2 * u - 1)
+    angle = angle + math.radians(error) * torch.randn(n, generator=generator, dtype=torch.float64)
+    angle = torch.where(chance < outliers, 2 * math.pi * place, angle)
+    return torch.atan2(angle.sin(), angle.cos())
+
+
+def _in_degrees(window: Window) -> tuple[float, float, float]:
+    low, middle, high = (math.degrees(v) for v in (window.low, window.range, window.high))
+    return low, middle, high
+
+
+@pytest.mark.parametrize(("degrees", "error"), [(30, 5), (60, 5), (120, 5), (60, 15), (120, 15)])
+def test_errors_of_the_network_do_not_widen_the_range(degrees: int, error: int) -> None:
+    low, middle, high = _in_degrees(fit_window(_angles(degrees, error)))
+    assert middle == pytest.approx(degrees, abs=8)
+    assert low <= degrees <= high and high - low < 50
+
+
+def test_aligned_inputs_have_no_range() -> None:
+    low, middle, high = _in_degrees(fit_window(_angles(0, 8)))
+    assert low <= middle < 12 and high < 18
+
+
+def test_angles_on_the_whole_circle() -> None:
+    low, middle, high = _in_degrees(fit_window(_angles(180, 10)))
+    assert middle == high == pytest.approx(180) and low > 120
+
+
+def test_predicted_angles_are_mean_directions() -> None:
+    bins = 36
+    places = torch.tensor([0, 1, 9, 35])
+    log_p = torch.full((4, bins), -5.0)
+    for row, place in enumerate(places.tolist()):
+        for step, value in ((-1, 1.0), (0, 2.0), (1, 1.0)):
+            log_p[row, (place + step) % bins] = value
+    expected = torch.tensor([0.0, 10.0, 90.0, -10.0], dtype=torch.float64)
+    torch.testing.assert_close(predicted_angles(log_p.log_softmax(1)).rad2deg(), expected)
