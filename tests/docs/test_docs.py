@@ -16,6 +16,8 @@ from symrazor.cli import app as cli
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MAX_RELEASE_LINES = 50
+"""Lines of a release in CHANGELOG.md; the history of the repository has the details."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -64,6 +66,11 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+def test_the_changelog_says_in_a_few_lines_what_a_release_changes() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert max(release.count("\n") for release in releases) <= MAX_RELEASE_LINES
 
 
 COMMAND = re.compile(
