@@ -82,7 +82,7 @@ def test_a_header_of_numbers(first: str, decimal: bool, is_ambiguous: bool, tmp_
     if is_ambiguous:
         with pytest.raises(AmbiguousDataError, match=r"names or data\? Choose one: --header yes"):
             read(file)
-        with pytest.raises(ValueError, match="Give the columns names that are no numbers"):
+        with pytest.raises(ValueError, match="Give the columns names that are not numbers"):
             read_inputs(file, "vector", [4])
     else:
         read(file)

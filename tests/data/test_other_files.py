@@ -141,5 +141,5 @@ def test_the_column_of_groups_is_no_input(tmp_path: Path) -> None:
 
 def test_columns_of_other_files_cannot_be_chosen(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=X, y=Y)
-    with pytest.raises(ValueError, match="is no table"):
+    with pytest.raises(ValueError, match="is not a table"):
         read(tmp_path / "a.npz", columns=["a"])

@@ -72,7 +72,7 @@ def test_one_start_or_two_settings_are_not_compared() -> None:
     assert not starts.compare([row])[0]["passed"]
     assert "| one start only |" in starts.markdown([row])
     assert not starts.compare([row | {"epochs": 3}, longer])[0]["passed"]
-    assert "| not alike: 2 settings |" in starts.markdown([row | {"epochs": 3}, longer])
+    assert "| not equal: 2 settings |" in starts.markdown([row | {"epochs": 3}, longer])
     assert starts.compare([row | {"epochs": 50}, longer])[0]["passed"]
 
 

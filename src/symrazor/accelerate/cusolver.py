@@ -5,7 +5,7 @@ per column. cuSOLVER can solve many matrices of one size at once (`cusolverDnXsy
 CUDA 12.6), a hundred in about the time of one. The library that torch has loaded is used. If it is
 missing, or fails a test with known eigenvalues, torch is used instead.
 
-On an H200 with torch 2.11, one call takes 6 to 57 times less than torch for 83 to 364 matrices of
+On an H200 with torch 2.11, one call is 6 to 57 times as fast as torch for 83 to 364 matrices of
 40 to 256 rows (benchmarks/eigenvalues.py); for fewer or more rows torch is faster, and used.
 """
 

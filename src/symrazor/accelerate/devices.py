@@ -270,10 +270,10 @@ def run_in_turn(
     jobs: Sequence[Job],
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield the index and the result of each job; `stopped` is asked before each.
+    """Yield the index and the result of each job; check `stopped()` before each job.
 
     Raises:
-        KeyboardInterrupt: stopped.
+        KeyboardInterrupt: `stopped()` returned True.
     """
     for index, job in enumerate(jobs):
         if stopped():

@@ -1,7 +1,7 @@
 """Collect what depends on the internals of torch: private names, and a cheaper backward pass.
 
-`FastBackward` replaces operations of any model by the ones in which torch would spend more time. It
-recognises them by how torch calls them, and relies on what their backward passes read.
+`FastBackward` replaces operations whose backward pass is slow in torch, in any model. It depends on
+how torch calls these operations, and on what their backward passes read.
 
 `tests/accelerate/test_torch_internals.py` checks each name and lists the code that depends on it.
 """

@@ -46,7 +46,7 @@ class Arguments:
         jobs: number of processes with one thread each (truth only).
         small: run few tasks with little time (truth only).
         data: folder with mnist, fashion-mnist and cifar-10, which some tasks need (truth only).
-        resume: leave out what the JSON file has (truth only).
+        resume: skip runs whose rows the JSON file has (truth only).
         quiet: print nothing; use with --json.
     """
 

@@ -49,7 +49,7 @@ def options_of(arguments: Arguments) -> Options:
 
 
 def owner_of(arguments: Arguments, options: Options) -> Owner:
-    """Return the mark of the run folder: the command, with all that its result depends on."""
+    """Return the owner of the run folder: the command, and what its result depends on."""
     names = ("minutes", "epochs", "starts", "seed", "device", "invariances", "positions")
     chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
     chosen |= {"groups": groups_as_json(options.groups)}

@@ -31,7 +31,7 @@ def report(run: Path, out: Path | None, json_file: Path | None, verbose: bool, q
         for question in document["questions"]:
             text = escape(printable(question["question"]))
             terminal.print(text, soft_wrap=True, highlight=False)
-            with reading(run):  # a document of a stranger may lack anything
+            with reading(run):  # an untrusted document may lack any key
                 print_question(question, verbose)
         if "verdict" in document:
             print_verdict(terminal, document["verdict"])

@@ -51,5 +51,5 @@ class AmbiguousDataError(ValueError):
 class OptionError(Exception):
     """Options that a configuration rejects.
 
-    No ValueError: tyro would show one with its internal name of the section in front.
+    It is not a ValueError: tyro would put its internal name of the section in front of the message.
     """

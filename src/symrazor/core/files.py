@@ -86,7 +86,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files for a path of processes that were killed: those without a lock."""
+    """Remove temporary files of a path that killed processes left behind: those without a lock."""
     names = [name for name in os.listdir(path.parent) if name.startswith(f".{path.name}.")]
     for temporary in (path.parent / name for name in names if is_temporary(name)):
         with suppress(OSError):
@@ -111,8 +111,8 @@ def write_tensors(path: Path, write: Callable[[], object]) -> None:
     """Call a function of safetensors that writes a file; permissions follow the umask.
 
     Raises:
-        OSError: the file cannot be written. The library only says so in a text, and makes files
-            that nobody else can read.
+        OSError: the file cannot be written. safetensors itself raises an error with the code of
+            the system in its text, and creates files that only the owner can read.
     """
     path.touch()
     mode = path.stat().st_mode
@@ -371,7 +371,7 @@ def _acquire(path: Path) -> int:
             try:
                 holder = json.loads(os.read(handle, 1000))
                 name = f"process {int(holder['process'])} on {str(holder['host'])[:80]}"
-            except (ValueError, KeyError, TypeError):  # it has not written its name yet
+            except (ValueError, KeyError, TypeError):  # the holder has not written its name yet
                 name = "another process"
             os.close(handle)
             raise ValueError(

@@ -12,7 +12,7 @@ the diagonal of the Gauss-Newton block in that basis (George et al. 2018).
 $\log|M| \le \sum_i \log (Q^\top M Q)_{ii}$, and Fischer's inequality
 $\log|M| \le \sum_b \log|M_{bb}|$. With $M = I + \Delta^{-1/2} H \Delta^{-1/2}$ and one precision
 per tensor, the log-determinant of EKFAC is at least that of the block-diagonal, and so of the full
-Gauss-Newton matrix: its evidence is a lower bound of theirs. Plain Kronecker factors are no bound.
+Gauss-Newton matrix: its evidence is a lower bound of theirs. Plain Kronecker factors give no bound.
 
 Eigenvectors of a factor that was kept as few rows do not span the whole space. The part of the
 gradients outside of their span, if any, is spread evenly over the missing directions. As the
@@ -55,9 +55,9 @@ MIN_BASIS_PROBES = 1000
 MAX_BASIS_SAMPLES = 4
 """With more probes per sample than this, the first pass computes the exact factors."""
 BASIS_SHARE = 0.5
-"""Part of many data that the first pass reads: the bound is about 1 % looser than with all."""
+"""Fraction of a large data set that the first pass reads; the bound is about 1 % looser."""
 MIN_SHARED_DATA = 1000
-"""Data from which the first pass reads only a part."""
+"""Number of samples from which the first pass reads only this fraction."""
 
 
 class EkfacStructure(Structure):
@@ -68,10 +68,10 @@ class EkfacStructure(Structure):
     passes = 2
 
     def first_method(self, task: "CurvatureTask", expected: int | None) -> "Method":
-        """Return Kronecker factors from random probes if the data are many enough.
+        """Return Kronecker factors from random probes if there are enough samples.
 
         Any orthogonal basis gives a lower bound, and only the second pass needs all columns of the
-        root. Few data keep the exact factors, whose eigenvectors span more.
+        root. For a small data set the factors stay exact, because their eigenvectors span more.
         """
         method = super().first_method(task, expected)
         samples = math.ceil(MIN_BASIS_PROBES / (expected or 1))

@@ -88,7 +88,7 @@ def read(
         raise FileNotFoundError(f"No such file or folder: {path}")
     table = partial(read_csv, labelled=labelled, header=header, inputs=columns, together=together)
     if (columns or together) and path.suffix.lower() not in (*TABLE_SUFFIXES, ".parquet"):
-        raise ValueError(f"{path} is no table, so that columns cannot be chosen. Omit the option.")
+        raise ValueError(f"{path} is not a table, so columns cannot be chosen. Omit the option.")
     contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, table)
     chosen_kind = contents.kind if kind is None else kind
     if contents.y is None and chosen_kind is None and contents.times is None and labelled:
@@ -129,7 +129,7 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     try:
         data = read(path, kind, labelled=False)
     except AmbiguousDataError as error:
-        action = "Give the columns names that are no numbers, or remove the row."
+        action = "Give the columns names that are not numbers, or remove the row."
         raise ValueError(f"{error.problem} {action}") from None
     except ValueError:
         if not is_table:

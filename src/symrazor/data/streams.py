@@ -2,7 +2,7 @@
 
 `fit` works with a pair of tensors. `Samples` reads a data set through torch's `DataLoader`, and
 `Column` stands in for one of the two tensors: it has a length, a shape and a dtype, and an index
-reads the samples at that index. Only what is asked for is in memory.
+reads the samples at that index. Only the requested samples are in memory.
 """
 
 from collections.abc import Callable, Iterator, Sequence

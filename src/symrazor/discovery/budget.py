@@ -69,9 +69,9 @@ MAX_GPU_WORKERS = 4
 
 COMPARISON_SHARES, LARGE_COMPARISON_SHARES = (0.4, 0.65), (0.3, 0.35)
 """Share of the time for the first starts, and for all starts if the decision is close; the same for
-many data, whose final training needs the time."""
+large data sets, whose final training needs the time."""
 LARGE_SAMPLES = 10_000
-"""Training samples from which data count as many."""
+"""Training samples from which a data set counts as large."""
 MIN_STEPS, WANTED_STEPS = 300, 1000
 """Training steps of both phases below which a comparison is provisional, and below which the first
 starts get the time of further ones."""
@@ -84,7 +84,7 @@ MAX_FINAL_STEPS, MAX_FINAL_EPOCHS = 10_000, 200
 ORDINARY_LEARNING_RATE = 3e-3
 """Peak learning rate of the ordinary network."""
 RESULT_SAMPLES = 5000
-"""Samples for the evidence of the final network, if data are many."""
+"""Samples for the evidence of the final network of a large data set."""
 FINAL_EVIDENCE_STEPS, MIN_FINAL_EVIDENCE_STEPS, EVIDENCE_TIME_SHARE = 12, 4, 0.1
 """Evidence steps of the final training: the most that take this share of the time, within these
 limits."""

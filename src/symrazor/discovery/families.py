@@ -263,7 +263,7 @@ def grid_family(
             symmetries = _with_axes(rivals)
         return make_family(symmetries=symmetries, describe=describe)
     # Networks of the group convolutions are translation-invariant as well. Only networks that share
-    # this property tell what the group adds. Where position matters, the same question is asked
+    # this property show what the group adds. Where position matters, the same question is asked
     # of networks that see positions. More symmetry comes first: it is preferred among networks that
     # predict equally well.
     for fitting, group in sorted(given, key=lambda pair: pair[0].order):

@@ -89,7 +89,7 @@ def _mean_score(trained: Fit, check: Tensors) -> tuple[float, float]:
 def _final_names(question: Question, compared: Compared, name: str) -> list[str]:
     """Return the structures of the final training, the recommended one first.
 
-    Without a symmetry, that includes the ordinary network; for many data it is the only one.
+    Without a symmetry, these include the ordinary network; for a large data set it is the only one.
     """
     family, n = question.family, len(question.train[1])
     has_symmetry = name in [symmetry.structure for symmetry in family.symmetries]

@@ -218,7 +218,7 @@ def _confirmed(
 
     It is delivered if it predicts left-out images better than the same network without the
     transformations, and than the networks of the comparison, whose log likelihoods are `rival`.
-    Many data have an ordinary network, trained longer than there is time here.
+    A large data set also has an ordinary network, which was trained for longer.
     """
     started, n = clock.now(), len(question.train[1])
     config = FitConfig(lr=1e-2, seed=options.seed, progress=False).change(estimator="mc")

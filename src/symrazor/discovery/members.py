@@ -357,7 +357,7 @@ def _after(previous: Member, latest: Member) -> Member:
 def comparison_data(question: Question, samples: int, seed: int) -> Question:
     """Return the question with the data of a comparison: what starts are trained on and leave out.
 
-    Held-out data are left away: starts are scored once, at the end, on data that no worker needs.
+    Held-out data are omitted: no worker needs them, because starts are scored once, at the end.
     """
     n, together = len(question.train[1]), question.together
     index = subsample(n, min(n, samples + MAX_LEFT_OUT), seed)

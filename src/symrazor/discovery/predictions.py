@@ -167,7 +167,7 @@ def evaluate(
 
 
 def shifts(size: int) -> list[int]:
-    """Return the shifts of an example with so many positions, in both directions."""
+    """Return the shifts, in both directions, of an example with `size` positions."""
     step = max(1, round(MAX_SHIFT * size / STEPS))
     return [step * k for k in range(-STEPS, STEPS + 1)]
 

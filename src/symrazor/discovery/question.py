@@ -148,7 +148,7 @@ class Family:
         describe: returns a headline from the claims, where `wording` cannot say enough.
         groups: name -> group that permutes the positions of the data. Its equivariance error is
             measured for every candidate, and features of vectors share one scale.
-        ordinary: a fast network that is not compared, for the final training on many data if no
+        ordinary: a fast network that is not compared, for the final training on large data if no
             symmetry is built in.
         wider: structure -> a network with the same symmetry and more channels, for the final
             training.

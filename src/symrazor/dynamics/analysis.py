@@ -37,8 +37,8 @@ MIN_RELATIVE_SINGULAR_VALUE = 0.05
 MIN_SINGULAR_VALUE = 0.25
 """Nor do directions below this value; a full rotation with a flow time of pi has 1.4."""
 MAX_DRIFT = 0.3
-"""Directions that drift more along true trajectories are not conserved. With few data the bound
-also rewards short flows across the dynamics, because they smooth the energy."""
+"""Directions that drift more along true trajectories are not conserved. For small data sets the
+bound also rewards short flows across the dynamics, because they smooth the energy."""
 START_JITTER = 0.1
 """Noise added to a system's initial states, relative to their standard deviation."""
 

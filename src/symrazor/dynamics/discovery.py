@@ -157,7 +157,7 @@ def _search(data: Trajectories, names: list[str], seed: int) -> tuple[Findings |
 
 
 def _needs_network(findings: Findings | None, data: Trajectories, config: DiscoverConfig) -> bool:
-    """Return whether to train a network: if asked for, or if nothing else gives an answer."""
+    """Return whether to train a network: on request, or if nothing else gives an answer."""
     if data.phase % 2:
         return False
     if config.network is not None and findings is not None:

@@ -198,7 +198,7 @@ def _outcome(pair: Row) -> str:
     if pair["starts"] < 2:
         return "one start only"
     if pair["settings"] > 1:
-        return f"not alike: {pair['settings']} settings"
+        return f"not equal: {pair['settings']} settings"
     return "pass" if pair["passed"] else "FAIL"
 
 

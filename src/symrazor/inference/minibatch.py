@@ -56,7 +56,7 @@ def minibatch_size(
     """
     if razor.method.scaling != "geometric":
         raise ValueError(
-            "A mini-batch stands for all data in a Razor with structure='kernel' and "
+            "Evidence steps from a mini-batch need a Razor with structure='kernel' and "
             f"scaling='geometric', got scaling={razor.method.scaling!r}."
         )
     if not relative_error > 0:

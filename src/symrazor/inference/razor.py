@@ -231,7 +231,7 @@ class Razor:
         self.latest = evidence
         if not past_burn_in:
             return evidence
-        if self.is_updated:  # initial precisions are no result
+        if self.is_updated:  # initial precisions are not a result
             self._keep_if_best(evidence)
         gradient = {}
         if self.eta:

@@ -175,7 +175,7 @@ class ImageReader:
         return inside
 
     def change_tone(self, change: Move, x: Tensor, amount: Tensor) -> Tensor:
-        """Return every image at rest, with its values changed by its own amount."""
+        """Return every image unmoved, with its values changed by its own amount."""
         return change(self.read(_identity, math.inf, x, amount), amount) * self.window(1)
 
     def maps(self, maps: Callable[[Tensor], Tensor], radius: float) -> Move:

@@ -2,7 +2,7 @@ r"""Distributions over the elements of a Lie group with learned widths, and thei
 
 $$ T = \exp\Big(\sum_i \epsilon_i \eta_i G_i\Big), \qquad \epsilon \sim U[-1, 1]^k $$
 
-(Learning Invariant Weights, eq. 3). A width $\eta_i = 0$ is no invariance to the i-th generator; a
+(Learning Invariant Weights, eq. 3). A width $\eta_i = 0$ means no invariance to generator i; a
 rotation of width $\pi$ is the uniform distribution over all rotations. An average over T is a
 weighted sum over `Nodes` in the cube $[-1, 1]^k$:
 

@@ -5,7 +5,7 @@ use, or the basis is applied to the data, whichever takes fewer operations (ELLA
 weight-sharing format the anchor values receive the inputs of a dense factor, or send its
 cotangents, projected by the basis.
 
-On a group, positions and elements are treated alike (ELLA App. A),
+On a group, positions and elements are treated in the same way (ELLA App. A),
 
 $$ h[n, d, c] = \sum_{g, s} \theta_2[d, c, g, s]\, x[n, g, c, s], \qquad
    y[n, g, d, o] = \sum_c \theta_1[g, o, d, c]\, h[n, d, c] , $$

@@ -19,7 +19,7 @@ FORM_TOLERANCE = 1e-8
 
 
 def invariant_forms(group: Group) -> tuple[Float[Tensor, "l d"], Float[Tensor, "q d d"]]:
-    """Return linear forms, and symmetric quadratic forms that are no products of them.
+    """Return linear forms, and symmetric quadratic forms that are not products of them.
 
     Both are orthonormal and in float64.
     """

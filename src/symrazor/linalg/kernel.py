@@ -24,15 +24,15 @@ log-determinant, and never raises the evidence:
 4. One random column c of C for each batch, its log-determinant times C, is a lower bound in
    expectation, too. Shifting the columns of all samples together, $c + j$ modulo C for
    $j = 1 \ldots C$, gives C blocks that partition the rows, and all shifts are equally likely.
-5. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is no lower bound. As
-   the log-determinant is concave and the mean of $(N/n) H_n$ is H, Jensen's inequality bounds its
-   expectation by $\log|I + \Delta^{-1} H|$ from above.
+5. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is not a lower bound.
+   As the log-determinant is concave and the mean of $(N/n) H_n$ is H, Jensen's inequality bounds
+   its expectation by $\log|I + \Delta^{-1} H|$ from above.
 
 **Subsets.** By (3) and (5) the log-determinant lies, in expectation, between
 $L = \log|I + (N/n) \Delta^{-1} H_n|$ and $U = (N/n) \log|I + \Delta^{-1} H_n|$, of the same subset,
 for which $L \le U$ always holds (Bernoulli's inequality for every eigenvalue). `SubsetKernel` uses
-$\sqrt{L U}$, which is no bound, and exact for n = N. Its relative error is, up to the deviations of
-L and U from their expectations, at most $\sqrt{U/L} - 1$, which falls to 0 as n grows.
+$\sqrt{L U}$, which is not a bound. It is exact for n = N. Up to the deviations of L and U from
+their expectations, its relative error is at most $\sqrt{U/L} - 1$, which falls to 0 as n grows.
 """
 
 import math

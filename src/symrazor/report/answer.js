@@ -86,7 +86,7 @@ function moved(data) {
             h(
               "small",
               {},
-              part.steps[i] ? signed(part.steps[i]) : "as it is",
+              part.steps[i] ? signed(part.steps[i]) : "not shifted",
               changed && h("em", {}, ` “${example.predicted[i]}”`),
             ),
           );
@@ -99,7 +99,7 @@ function moved(data) {
     h(
       "p",
       { class: "note" },
-      `Each example is shifted by so many ${part.unit}, around the border, and the delivered network predicts it again. `,
+      `Each example is shifted, around the border, by the number of ${part.unit} below it, and the delivered network predicts it again. `,
       "Equal bars: the output does not follow the shift.",
     ),
     h("ul", { class: "plain" }, rows),

@@ -129,7 +129,7 @@ def predict_tensor(
 def _batched(
     network: nn.Module, x: Tensor, head: Sequence[str], run: Path
 ) -> tuple[Tensor, Tensor | None]:
-    """Return outputs and inputs of the last layer; a network of a stranger may fail in any way."""
+    """Return outputs and inputs of the last layer; an untrusted network may raise any error."""
     with reading(run):
         phi = None
         if not head:

@@ -299,7 +299,7 @@ def _delete_run(folder: Path, owner: Owner, manifest: Manifest | None) -> None:
     """Delete the files of a run; other files in the folder are kept.
 
     The folder is first marked for its new owner with the state "clearing": if the process is
-    killed, no reader takes what is left for a run, and the next process goes on deleting.
+    killed, no reader mistakes the remaining files for a run, and the next process deletes them.
     """
     old = None if manifest is None else manifest.files or manifest.cleared
     write_manifest(folder, Manifest(owner, cleared=old or {}))

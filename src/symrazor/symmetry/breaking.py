@@ -120,7 +120,7 @@ def network_error(model: nn.Module, x: Input) -> float | None:
         x = noise.to(x)
     try:
         return equivariance_error(model, x, count=MEASURED_SHIFTS)
-    except ValueError:  # outputs that are no maps or vectors, or not finite
+    except ValueError:  # the outputs are not maps or vectors, or not finite
         return None
 
 

@@ -325,7 +325,7 @@ def flops(model: nn.Module, x: Input) -> int:
 def latencies(models: list[nn.Module], x: Input, seconds: float = 0.3) -> list[float]:
     """Return the median time of a forward pass in seconds, for several models.
 
-    The models take turns, so that a busy machine slows all of them alike. Each timed pass follows
+    The models take turns, so that a busy machine slows all of them equally. Each timed pass follows
     an untimed one of the same model, which fills the caches. Every model runs at least
     `MIN_TIMED_PASSES` times, and for `seconds` in total.
     """

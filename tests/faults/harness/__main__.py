@@ -133,7 +133,7 @@ class Progress:
 
 
 def run(work: list[Job], progress: Progress, at_a_time: int, minutes: float) -> None:
-    """Run the parts that are missing; start none after so many minutes."""
+    """Run the parts that are missing; start none after this number of minutes."""
     deadline = time.monotonic() + 60 * minutes
 
     def start(job: Job) -> dict[str, Any] | None:

@@ -36,9 +36,9 @@ class Options:
         small: run few tasks of both halves with little time.
         data: folder with official data sets.
         json: append rows to this file, one JSON object per line.
-        resume: leave out what the file of rows has.
+        resume: skip runs whose rows the file has.
         stop_after: minutes after which no further task is started.
-        read: run nothing, summarise the file of rows.
+        read: only summarise the file of rows.
         check: compare the fixed architectures of each task instead.
         device: device of `discover`: "cpu", "cuda" or "auto".
         time: what `minutes` counts: CPU time of one thread, or wall time. The first does not

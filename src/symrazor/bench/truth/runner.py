@@ -62,10 +62,10 @@ def run(
         tasks: tasks to run. A task that needs official data is left out without `data`.
         seeds: seeds of data and methods.
         jobs: number of processes with one thread each. Methods and tasks must be picklable then:
-            functions of modules, not of a script's main part.
+            functions of an importable module, not of the script that runs.
         data: folder with official data sets.
         file: JSON lines are appended to this file, so that a stopped run keeps its rows.
-        resume: leave out what the file has; its rows are returned as well.
+        resume: skip runs whose rows the file has; these rows are returned as well.
         stop_after: minutes after which no further task is started.
         time: what limits and run times count: the CPU time of one thread, which does not depend on
             other programs, or wall time.

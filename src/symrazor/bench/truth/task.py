@@ -78,7 +78,7 @@ Prediction = Float[Tensor, "n classes"] | Normal
 
 @dataclass(frozen=True)
 class Answer:
-    """What a method says about a problem.
+    """The answer of a method to a task.
 
     Args:
         claims: stated answers. Claims that the task does not ask about are not scored.
