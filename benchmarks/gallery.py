@@ -1,0 +1,145 @@
+"""Compare `discover` on real data with what people do today, for the pages in docs/gallery.
+
+    python benchmarks/gallery.py DIR --json benchmarks/results/gallery.json
+
+DIR has the files of gallery_data.py. Each method uses one thread, and its time is CPU time of its
+process. The file is written after every result, so that an interrupted measurement keeps its part;
+`--continue` adds the results that it lacks.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import TimeoutError as OutOfTime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from gallery_data import DATA
+from gallery_methods import METHODS, Problem
+from symrazor.core.likelihood import calibration_error
+from symrazor.core.version import __version__
+
+COLUMNS = [
+    *("data", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices", "network"),
+    *("verdict", "claims"),
+]
+Job = tuple[str, int, str]
+"""Data set, seed and method."""
+
+
+def load(folder: Path, name: str, seed: int, seconds: float | None) -> Problem:
+    """Return the problem of a data set."""
+    data = DATA[name]
+    with np.load(folder / f"{name}.npz") as file:
+        x, x_test = (torch.from_numpy(file[key]) for key in ("x", "x_test"))
+        y, y_test = (torch.from_numpy(file[key]).long() for key in ("y", "y_test"))
+        classes = len(file["names"])
+    seconds = data.seconds if seconds is None else seconds
+    return Problem((x, y), (x_test, y_test), classes, data.kind, data.groups, seconds, seed)
+
+
+def measure(folder: Path, job: Job, seconds: float | None) -> list[Any]:
+    """Run a method and return its row."""
+    torch.set_num_threads(1)
+    name, seed, method = job
+    problem = load(folder, name, seed, seconds)
+    started = time.process_time()
+    result = METHODS[method].run(problem)
+    minutes = (time.process_time() - started) / 60
+    f, y = result.log_probabilities.double(), problem.test[1]
+    claims = "; ".join(
+        f"{claim}: {'undecided' if holds is None else 'yes' if holds else 'no'} ({probability:.3f})"
+        for claim, holds, probability in result.claims
+    )
+    scores = [
+        round(100 * float((f.argmax(1) == y).double().mean()), 1),
+        round(float(F.nll_loss(f, y)), 3),
+        round(float(calibration_error(f.exp(), y)), 3),
+        round(minutes, 2),
+    ]
+    choices = len(METHODS[method].choices)
+    return [name, seed, method, *scores, choices, result.network, result.verdict, claims]
+
+
+def document(rows: list[list[Any]], machine: str) -> dict[str, Any]:
+    """Return the content of the result file."""
+    order = [*DATA]
+    methods = [*METHODS]
+    rows = sorted(rows, key=lambda row: (order.index(row[0]), row[1], methods.index(row[2])))
+    return {
+        "title": "Gallery of real data",
+        "question": "Does the delivered network predict better than what people do today?",
+        "command": [
+            "python benchmarks/gallery_data.py PACKAGES OFFICIAL DIR",
+            "python benchmarks/gallery.py DIR --json FILE",
+        ],
+        "machine": machine,
+        "version": f"symrazor {__version__}, torch {torch.__version__}",
+        "columns": COLUMNS,
+        "rows": rows,
+        "notes": [
+            "Test data that no method has seen. The methods that train networks have the same CPU "
+            "time for a data set; CPU minutes are those that were used, imports excluded.",
+            "choices: what a person has to decide before a method can start.",
+        ],
+    }
+
+
+def main() -> None:
+    """Run all jobs in worker processes, and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--data", nargs="+", choices=tuple(DATA), default=tuple(DATA))
+    parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--seconds", type=float, help="CPU seconds of each method (else by data)")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--limit", type=float, help="stop after so many seconds")
+    parser.add_argument("--machine", default=f"{os.cpu_count()} CPU cores, one thread per method")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--continue", dest="resume", action="store_true")
+    arguments = parser.parse_args()
+    rows: list[list[Any]] = []
+    if arguments.resume and arguments.json.exists():
+        rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
+    known = {(row[0], row[1], row[2]) for row in rows}
+    jobs = [
+        (name, seed, method)
+        for seed in arguments.seeds
+        for name in sorted(arguments.data, key=lambda name: -DATA[name].seconds)
+        for method in arguments.methods
+        if (name, seed, method) not in known
+        and not (method == "nearest-shifted" and DATA[name].kind != "series")
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.workers, context) as pool:
+        tasks = {
+            pool.submit(measure, arguments.folder, job, arguments.seconds): job for job in jobs
+        }
+        try:
+            for task in as_completed(tasks, arguments.limit):
+                if task.exception() is not None:
+                    print(tasks[task], repr(task.exception()), file=sys.stderr, flush=True)
+                    continue
+                rows.append(task.result())
+                print(rows[-1], flush=True)
+                text = json.dumps(document(rows, arguments.machine), indent=1) + "\n"
+                arguments.json.write_text(text, encoding="utf-8")
+        except OutOfTime:
+            unfinished = [job for task, job in tasks.items() if not task.done()]
+            print(f"out of time: {unfinished}", file=sys.stderr, flush=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+if __name__ == "__main__":
+    main()
