@@ -66,6 +66,13 @@ def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Pa
     assert len(process.stdout.splitlines()) == 41
 
 
+def test_help_of_options_without_a_default_names_their_type(call: Call) -> None:
+    for command in [("fit",), ("experiment", "starts"), ("experiment", "noether-discover")]:
+        text = call(*command, "--help").stdout
+        assert "--data" in text
+        assert "{None}" not in text and "None)" not in text
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> None:
     flags = ["--quiet"] if quiet else []

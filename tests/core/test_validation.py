@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import symrazor as sr
 from symrazor.core.validation import (
     check_choice,
+    counted,
     describe_type,
     matches_type,
     replace_options,
@@ -191,6 +192,7 @@ def test_a_model_with_running_statistics_is_checked_in_eval_mode() -> None:
 
 
 def test_types_in_words() -> None:
+    assert [counted(n, "epoch") for n in (0, 1, 1200)] == ["0 epochs", "1 epoch", "1,200 epochs"]
     assert describe_type(int | None) == "an integer or None"
     assert describe_type(dict[str, float]) == "a mapping"
     assert describe_type(Literal["a", "b"] | None) == "'a', 'b' or None"

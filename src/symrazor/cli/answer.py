@@ -8,6 +8,7 @@ from rich.table import Table
 
 from symrazor.cli.terminal import console, print_verdict
 from symrazor.core.text import printable
+from symrazor.core.validation import counted
 from symrazor.report.summary import format_score, short_table
 
 
@@ -62,7 +63,7 @@ def full_table(trained: Sequence[Mapping[str, Any]]) -> Table:
     names = [candidate["name"] for candidate in trained]
     for number, candidate in enumerate(trained):
         is_final = candidate["name"] in names[:number]
-        epochs = f", {len(candidate['history'])} epochs" if is_final else ""
+        epochs = f", {counted(len(candidate['history']), 'epoch')}" if is_final else ""
         evidence, test = candidate["reading"]["evidence"], candidate["reading"].get("test") or {}
         paths = [path for layer in candidate["reading"]["layers"] for path in layer["paths"]]
         left_out = candidate.get("left_out")

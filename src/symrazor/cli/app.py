@@ -112,8 +112,17 @@ def _run_command(name: str, args: Sequence[str]) -> None:
         prog=f"symrazor {name}",
         args=args,
         config=(*config, tyro.conf.OmitSubcommandPrefixes),
-        registry=load("fit").option_registry() if name == "fit" else None,
+        registry=_registry(name),
     )
+
+
+def _registry(name: str) -> Any:
+    """Return tyro's rules for the options of a subcommand; None for the rules of tyro itself."""
+    if name == "fit":
+        return load("fit").option_registry()
+    if name == "experiment":
+        return load("fit").option_registry(load("experiment").OPTIONS)
+    return None
 
 
 def _function(name: str, args: Sequence[str]) -> Callable[..., Any]:

@@ -8,6 +8,9 @@ import tyro
 
 from symrazor.experiments.registry import EXPERIMENTS, options_type, summary
 
+OPTIONS = {options_type(name) for name in EXPERIMENTS}
+"""Dataclasses of the options of all experiments."""
+
 
 def _command(name: str) -> Callable[..., str]:
     """Return a function whose signature and docstring define a subcommand."""

@@ -1,7 +1,7 @@
 """Define `symrazor fit`: train a network described by a TOML file."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -92,10 +92,11 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
     return fit
 
 
-def option_registry() -> ConstructorRegistry:
-    """Return tyro's rules for the sections of a configuration, without fields of no effect."""
+def option_registry(
+    sections: Collection[type[Any]] = (RunConfig, *SECTIONS.values()),
+) -> ConstructorRegistry:
+    """Return tyro's rules for dataclasses of options, without fields of no effect."""
     registry = ConstructorRegistry()
-    sections = (RunConfig, *SECTIONS.values())
     in_progress: list[type[Any]] = []  # lets tyro's own rule describe the section
 
     @registry.struct_rule
@@ -110,7 +111,9 @@ def option_registry() -> ConstructorRegistry:
 
         def instantiate(**values: Any) -> Any:
             try:
-                return replace(info.default, **values)
+                if isinstance(info.default, info.type):
+                    return replace(info.default, **values)
+                return info.type(**values)
             except ValueError as error:
                 raise OptionError(str(error)) from error
 

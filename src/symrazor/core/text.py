@@ -1,6 +1,4 @@
-"""Join names, and show text of users without letting it control a terminal or a spreadsheet."""
-
-from collections.abc import Sequence
+"""Show text of users without letting it control a terminal or a spreadsheet."""
 
 FORMULA_STARTS = ("=", "+", "-", "@")
 
@@ -22,8 +20,3 @@ def table_cell(text: str) -> str:
     except ValueError:
         return f"'{text}"
     return text
-
-
-def join_names(names: Sequence[str], conjunction: str = "and") -> str:
-    """Join names as in "a, b and c"."""
-    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)

@@ -1,4 +1,4 @@
-"""Check option values against the annotations of their dataclass, and convert values for JSON.
+"""Check option values, and put values in words for messages and in JSON types for documents.
 
 Annotations are the only list of allowed types and choices: a `Literal` names its choices.
 """
@@ -116,8 +116,7 @@ def _matches_generic(value: Any, expected: Any, origin: Any) -> bool:
 
 def describe_type(expected: Any) -> str:
     """Return an annotation in words, such as "an integer or None"."""
-    texts = _alternatives(expected)
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+    return join_names(_alternatives(expected), "or")
 
 
 def _alternatives(expected: Any) -> list[str]:
@@ -134,6 +133,16 @@ def _alternatives(expected: Any) -> list[str]:
         return [_DESCRIPTIONS[expected]]
     name = str(expected).replace("typing.", "").replace("collections.abc.", "")
     return [name if "[" in name else getattr(expected, "__name__", name)]
+
+
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
+    """Join names as in "a, b and c"."""
+    return f" {conjunction} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, as in "1 epoch" or "1,200 epochs"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def json_ready(value: Any) -> Any:

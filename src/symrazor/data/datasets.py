@@ -10,6 +10,7 @@ from torch import Tensor
 from symrazor.core.choices import TASKS, Kind, Task
 from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reserve
+from symrazor.core.validation import counted
 from symrazor.data.batches import Tensors, check_batch, check_lengths, chunks
 from symrazor.data.times import check_states, extrapolate_times
 
@@ -117,7 +118,7 @@ class Dataset:
             return text
         if self.task == "classification":
             return f"{text}, {self.outputs} classes"
-        return f"{text}, {self.outputs} target{'s' if self.outputs > 1 else ''} (regression)"
+        return f"{text}, {counted(self.outputs, 'target')} (regression)"
 
     def __repr__(self) -> str:
         return f"Dataset({self.source}: {self.describe()})"
@@ -199,7 +200,7 @@ def dataset(
         return Dataset(inputs, None, kind, task or "regression", times=times, source=source)
     check_lengths(x, y, source)
     if len(y) < MIN_SAMPLES:
-        samples = "1 sample" if len(y) == 1 else f"{len(y)} samples"
+        samples = counted(len(y), "sample")
         raise ValueError(f"{source} has {samples}; at least {MIN_SAMPLES} are needed.")
     if all(bool((part == inputs[:1]).all()) for part in chunks(inputs)):
         raise ValueError(f"All inputs in {source} are equal. Check x.")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from symrazor.core.validation import counted
 from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
@@ -221,7 +222,7 @@ class Answer:
         is_single = len(self.claims) == 1
         subject = "Probability" if is_single else f"{capitalize(claim.name)}: probability"
         probability = probability_text(claim.probability)
-        starts = f"{claim.starts} start{'s' if claim.starts > 1 else ''}"
+        starts = counted(claim.starts, "start")
         if claim.holds is not None:
             return f"{subject} {probability}, from {starts} of each network."
         if claim.probability >= MIN_PROBABILITY:

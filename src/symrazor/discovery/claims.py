@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.discovery.members import Member, has_learned
 from symrazor.discovery.question import Symmetry, Wording
 

@@ -19,6 +19,7 @@ from statistics import fmean
 from symrazor.accelerate.devices import run_in_turn
 from symrazor.accelerate.workers import Workers
 from symrazor.core.files import parse_json, write_atomically
+from symrazor.core.validation import counted
 from symrazor.discovery.budget import (
     DAMAGED,
     MIN_EPOCHS,
@@ -146,7 +147,7 @@ def add_starts(compared: Compared, options: Options, tell: Tell, seconds: float)
             more = compared.steps.decide("more starts", max(0, min(wanted, fitting)))
             if not more:
                 break
-            tell(f"  undecided after {first} starts: training {more} more")
+            tell(f"  undecided after {counted(first, 'start')}: training {more} more")
             runner.run(range(first, first + more))
     return compared.n_starts > n_before
 
@@ -217,7 +218,7 @@ class _Runner:
     def _train(self, jobs: Sequence[Job]) -> dict[tuple[str, int], Member]:
         members: dict[tuple[str, int], Member] = {}
         began, phase = clock.now(), jobs[0].phase + 1 if jobs else 1
-        stage = f"comparing networks, phase {phase} of 2 ({jobs[0].epochs} epochs)"
+        stage = f"comparing networks, phase {phase} of 2 ({counted(jobs[0].epochs, 'epoch')})"
         self.tell(Step(stage, 0, len(jobs), "", self._seconds_left(began, 0, len(jobs))))
         if self.workers is not None:
             results = self.workers.run(train_member, jobs, self._stopped)

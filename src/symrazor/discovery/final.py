@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from symrazor.core.validation import counted
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
 from symrazor.discovery.budget import (
@@ -124,7 +125,7 @@ def _train_final(
         return None
     training = select(training, subsample(len(training[1]), plan.samples, options.seed))
     tell(
-        f"  final training: {question.family.label(name)}, {plan.epochs} epochs on "
+        f"  final training: {question.family.label(name)}, {counted(plan.epochs, 'epoch')} on "
         f"{len(training[1]):,} samples"
     )
     return _train(question, compared, previous, plan, training, options)

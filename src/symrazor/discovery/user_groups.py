@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.data import Dataset
 from symrazor.data.datasets import plural
 from symrazor.discovery.claims import describe_invariance

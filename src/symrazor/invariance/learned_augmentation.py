@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.invariance.flows import image_flows, prepared_images
 from symrazor.invariance.spread import Spread, Spreads, measure_spread
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, get_args
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.curvature.estimate import Method
 from symrazor.inference.evidence import Evidence
 from symrazor.layers.relaxed import Relaxed

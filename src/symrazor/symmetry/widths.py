@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.invariance.averaged_network import MIN_WIDTH, Augmented
 
 MIN_OPEN_WIDTH: dict[str, float] = {

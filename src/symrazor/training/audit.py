@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
+from symrazor.core.validation import counted
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import free_groups
 from symrazor.symmetry.equivariance import Action, equivariance_error, translations
@@ -119,8 +120,8 @@ class Audit:
         if gain <= -DECISIVE_NATS:
             return f"The data support the convolutions as they are {about}."
         return (
-            f"{self.epochs} epochs found no support for layers that depend on position {about}. A "
-            "longer run may find some."
+            f"{counted(self.epochs, 'epoch')} found no support for layers that depend on position "
+            f"{about}. A longer run may find some."
         )
 
     def __repr__(self) -> str:

@@ -28,6 +28,7 @@ from symrazor.accelerate.processes import (
 )
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
+from symrazor.core.validation import counted
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.data.batches import as_tensor
@@ -102,7 +103,7 @@ class Fit:
     is_pruned: bool = False
 
     def __repr__(self) -> str:
-        return f"Fit({len(self.history)} epochs, {self.evidence!r}, {self.reading!r})"
+        return f"Fit({counted(len(self.history), 'epoch')}, {self.evidence!r}, {self.reading!r})"
 
     def posterior(self) -> Posterior:
         """Compute the Laplace posterior over the weights, in each process by itself."""
