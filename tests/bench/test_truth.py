@@ -14,6 +14,7 @@ from symrazor.bench.truth import baselines
 from symrazor.bench.truth.check import Score, assumptions, oracle_margin
 from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
+from symrazor.bench.truth.result import whole_seeds
 from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import agreement, compare_range, score
 from symrazor.bench.truth.task import Task
@@ -304,6 +305,16 @@ def test_summaries_count_and_calibrate() -> None:
         (0.99, 1, 0.0),
     ]
     assert table[0].probability == pytest.approx(0.92)
+
+
+def test_results_leave_out_a_seed_that_was_cut() -> None:
+    """The tasks that are done are the fast ones, and would stand for all of them."""
+    complete = rows_with([0.96, 0.97], right=2)
+    other = [replace(row, task="other") for row in complete]
+    assert whole_seeds([*complete, *other]) == ([*complete, *other], [])
+    rows, notes = whole_seeds([*complete, other[0]])
+    assert {row.seed for row in rows} == {0}
+    assert notes == ["Seed 1 was stopped after 1 of 2 tasks and is left out."]
 
 
 def test_agreement_counts_claims_that_both_runs_state() -> None:

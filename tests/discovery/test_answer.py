@@ -66,7 +66,10 @@ def answer(
         "convolutional",
     )
     name = recommend(candidates, family, [claim])
-    return Answer("digit", "?", family, candidates, (claim,), recommended_name=name)
+    remedies = {"translation": "Wait."}
+    return Answer(
+        "digit", "?", family, candidates, (claim,), recommended_name=name, remedies=remedies
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_of_nested_networks_with_equal_evidence_the_smaller_one_is_recommended(
             None,
             0.91,
             "Undecided: the data do not show whether position matters.",
-            "more probably, position does not matter (91 %), from 2 starts of each network. More",
+            "more probably, position does not matter (91 %), from 2 starts of each network. Wait.",
         ),
         (
             None,

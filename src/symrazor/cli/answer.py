@@ -42,6 +42,14 @@ def print_question(question: Mapping[str, Any], verbose: bool = False, quiet: bo
     target.print("All numbers: --verbose, or the report.", style="dim", highlight=False)
 
 
+def print_code(code: str, quiet: bool = False) -> None:
+    """Print code for a network of the user."""
+    if code and not quiet:
+        target = console()
+        target.print("\nIn your own network:\n", style="bold")
+        target.print(escape(printable(code)), soft_wrap=True, highlight=False)
+
+
 def compact(question: Mapping[str, Any]) -> Table:
     """Return a table of at most four columns: evidence, left-out and held-out data."""
     content = short_table(question)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from symrazor.cli.answer import print_question
+from symrazor.cli.answer import print_code, print_question
 from symrazor.cli.discover import Arguments
 from symrazor.cli.live import Display
 from symrazor.cli.terminal import ask, console, print_verdict
@@ -85,6 +85,7 @@ def discover(arguments: Arguments) -> None:
                 discovery = run_discovery(data, options=options, tell=display.tell)
                 for result in discovery.results:
                     show_answer(result.answer)
+                    print_code(result.code, arguments.quiet)
             if discovery.dynamics is not None:
                 display.stop()
                 print_verdict(console(), discovery.verdict)

@@ -6,7 +6,7 @@ up to two standard errors, the one with more symmetry is used, then the one with
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
@@ -113,6 +113,7 @@ class Answer:
         recommended_name: name of the recommended candidate; "" for the one with the highest
             evidence.
         calibration: how the delivered network predicts; None for the default of the likelihood.
+        remedies: name of an undecided claim -> what would decide it.
     """
 
     name: str
@@ -125,6 +126,7 @@ class Answer:
     final: Candidate | None = None
     recommended_name: str = ""
     calibration: Calibration | None = None
+    remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate:
@@ -225,20 +227,15 @@ class Answer:
         starts = counted(claim.starts, "start")
         if claim.holds is not None:
             return f"{subject} {probability}, from {starts} of each network."
+        remedy = self.remedies.get(claim.name, "")
         if claim.probability >= MIN_PROBABILITY:
-            return (
-                f"The margins{'' if is_single else f' for {claim.name}'} contradict each other, or "
-                "nothing was learned. More time (`--minutes`) or more data can decide it."
-            )
+            return remedy if is_single else f"Undecided for {claim.name}: {remedy}"
         about = "" if is_single else f" about {claim.name}"
         if claim.probability < 0.6:
             known = "both answers are about equally probable"
         else:
             known = f"{self._leaning(claim)} ({probability})"
-        return (
-            f"What is known{about}: {known}, from {starts} of each network. More time "
-            "(`--minutes`) or more data can decide it."
-        )
+        return f"What is known{about}: {known}, from {starts} of each network. {remedy}".strip()
 
     def _leaning(self, claim: Claim) -> str:
         """Return the more probable answer, as a clause."""

@@ -50,6 +50,7 @@ from symrazor.discovery.question import (
     select,
     subsample,
 )
+from symrazor.discovery.remedies import remedy
 from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.discovery.trajectories import learn_dynamics
 from symrazor.groups import GroupAction, TrivialAction, action_on
@@ -164,7 +165,7 @@ def _answer_image(question: Question, data: Dataset, options: Options, tell: Tel
     share = TIME_SHARE / 2 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
     shorter = options.change(minutes=(1 - share) * options.minutes)
     compared = compare(question, shorter, tell)
-    answer, compare_seconds = compared_answer(question, compared, shorter), clock.now() - began
+    answer, compare_seconds = compared_answer(question, compared, options), clock.now() - began
     chosen, remaining = answer.recommended, options.change(minutes=share * options.minutes)
     rival = torch.cat([member.left_out for member in chosen.members])
     invariances = learn_invariances(question, chosen.name, rival, remaining, tell)
@@ -304,7 +305,14 @@ def compared_answer(question: Question, compared: Compared, options: Options) ->
     answer = Answer(
         question.name, question.text, question.family, candidates, claims, notes, None, None, name
     )
-    return replace(answer, calibration=_calibration(question, compared, name))
+    minutes = options.minutes if compared.plan.costs else None
+    remedies = {
+        claim.name: remedy(claim, minutes, len(question.train[1]))
+        for claim in claims
+        if claim.holds is None
+    }
+    calibration = _calibration(question, compared, name)
+    return replace(answer, calibration=calibration, remedies=remedies)
 
 
 def _calibration(question: Question, compared: Compared, name: str) -> Calibration | None:

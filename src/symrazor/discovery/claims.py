@@ -37,7 +37,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, variance
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -63,14 +63,23 @@ PRIOR_STARTS = 2
 T_QUANTILES = (4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20)
 """97.5 % quantiles of Student's t for 2, 3, ... degrees of freedom."""
 NORMAL_QUANTILE = 1.96
+Reason = Literal["", "one start", "close", "contradiction", "nothing learned"]
+"""Why a claim is undecided."""
 
 
 @dataclass(frozen=True)
 class Margin:
-    """A difference in nats and its standard error between runs."""
+    """A difference in nats and its standard error between runs.
+
+    Args:
+        mean: the difference.
+        standard_error: its standard error.
+        over_starts: the part of it that is scatter over starts.
+    """
 
     mean: float
     standard_error: float
+    over_starts: float = 0.0
 
     @property
     def z(self) -> float:
@@ -94,6 +103,7 @@ class Claim:
         left_out: the same for the log likelihood of left-out samples; None if there are none.
         starts: number of starts.
         structure: the structure with the symmetry.
+        reason: why it is undecided; "" if it is stated.
     """
 
     name: str
@@ -104,11 +114,12 @@ class Claim:
     left_out: Margin | None
     starts: int
     structure: str = ""
+    reason: Reason = ""
 
     @property
     def leaning(self) -> bool:
         """The more probable answer, stated or not."""
-        return _probability(self.evidence, self.left_out) >= 0.5
+        return probability_of(self.evidence, self.left_out) >= 0.5
 
     @property
     def margin(self) -> float:
@@ -146,31 +157,34 @@ def claim_of(
         return None
     rival = min(margins, key=lambda name: _log_odds(*margins[name]))
     evidence, left_out = margins[rival]
-    p = _probability(evidence, left_out)
+    p = probability_of(evidence, left_out)
     starts = len(_valid_starts(symmetric, by_name[rival]))
-    holds = _decision(p, evidence, left_out, starts)
-    if holds and not has_learned(list(symmetric.values())):
-        holds = None
+    reason = _doubt(p, evidence, left_out, starts)
+    if not reason and p > 0.5 and not has_learned(list(symmetric.values())):
+        reason = "nothing learned"
     return Claim(
         symmetry.name,
-        holds,
+        None if reason else p > 0.5,
         max(p, 1 - p),
         rival,
         evidence,
         left_out,
         starts,
         symmetry.structure,
+        reason,
     )
 
 
-def _decision(p: float, evidence: Margin, left_out: Margin | None, starts: int) -> bool | None:
-    """Return whether the symmetry holds; None if that is undecided."""
-    if max(p, 1 - p) < MIN_PROBABILITY or starts < MIN_STARTS:
-        return None
+def _doubt(p: float, evidence: Margin, left_out: Margin | None, starts: int) -> Reason:
+    """Return why the margins do not decide; "" if they do."""
+    if starts < MIN_STARTS:
+        return "one start"
+    if max(p, 1 - p) < MIN_PROBABILITY:
+        return "close"
     if left_out is not None and evidence.z * left_out.z < 0:
         is_contradiction = min(abs(evidence.z), abs(left_out.z)) > CONTRADICTION
-        return None if is_contradiction else p > 0.5
-    return p > 0.5
+        return "contradiction" if is_contradiction else ""
+    return ""
 
 
 def margins_between(
@@ -191,7 +205,7 @@ def margins_between(
         return evidence, None
     sums = [float(gain.sum()) for gain in gains]
     mean = _mean(sums, deviation * math.sqrt(len(scores)) / n, TRAINING_ERRORS[1] / n)
-    return evidence, Margin(n * mean.mean, n * mean.standard_error)
+    return evidence, Margin(n * mean.mean, n * mean.standard_error, n * mean.over_starts)
 
 
 def _valid_starts(first: dict[int, Member], second: dict[int, Member]) -> list[int]:
@@ -211,10 +225,10 @@ def _mean(values: Sequence[float], over_samples: float, training: float) -> Marg
     degrees = PRIOR_STARTS + n - 1
     t_factor = T_QUANTILES[min(degrees, len(T_QUANTILES) + 1) - 2] / NORMAL_QUANTILE
     over_starts = t_factor * math.sqrt(squares / degrees / n)
-    return Margin(mean, math.hypot(over_starts, over_samples, shared))
+    return Margin(mean, math.hypot(over_starts, over_samples, shared), over_starts)
 
 
-def _probability(evidence: Margin, left_out: Margin | None) -> float:
+def probability_of(evidence: Margin, left_out: Margin | None) -> float:
     """Return the probability that the symmetry holds."""
     probability = 1 / (1 + math.exp(-_log_odds(evidence, left_out)))
     return min(max(probability, 1 - MAX_PROBABILITY), MAX_PROBABILITY)

@@ -43,10 +43,9 @@ from symrazor.discovery.question import (
     Symmetry,
     Tell,
 )
+from symrazor.discovery.remedies import MAX_STARTS
 from symrazor.training.loop import Interruption, clock
 
-MAX_STARTS = 10
-"""Starts of a structure after which a comparison ends undecided."""
 STEPS_FILE = "steps.json"
 
 

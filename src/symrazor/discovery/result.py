@@ -18,6 +18,7 @@ from symrazor.core.validation import json_ready
 from symrazor.data import Dataset, Tensors
 from symrazor.data.arrays import Preparation
 from symrazor.data.datasets import as_kind, plural
+from symrazor.discovery.advice import code_for
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.predictions import delivered_posterior, evaluate, not_tested
@@ -88,6 +89,11 @@ class QuestionResult:
         if self.test is None or self.preparation is None:
             return self.test
         return self.preparation.data(self.test)
+
+    @property
+    def code(self) -> str:
+        """Python code that puts the answer into a network of your own; "" for none."""
+        return code_for(self.answer, self.data)
 
     def usage(self, file: str) -> str:
         """Return Python code that loads the network from a file and calls it."""
@@ -184,6 +190,11 @@ class Discovery:
         is_classifier = data.task == "classification"
         posterior = self._first.posterior
         return predict(self.network(), values.to(data.x.dtype), posterior, is_classifier)
+
+    @property
+    def code(self) -> str:
+        """Python code that puts the answer into a network of your own; "" for none."""
+        return self._first.code
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document: all numbers, ready for JSON (docs/how-to/discover.md)."""
@@ -356,6 +367,7 @@ def _question_document(result: QuestionResult) -> dict[str, Any]:
         "targets": list(result.data.names) if result.data.task == "regression" else None,
         **parts,
         "not_tested": not_tested(result.data, answer),
+        "code": result.code,
         **evaluate(result.network, result.posterior, result.data, result.test),
     }
 

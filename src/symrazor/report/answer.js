@@ -8,7 +8,13 @@ function answer(data) {
     errors(data),
     candidates(data),
     untested(data),
+    recommendedCode(data),
   ]);
+}
+
+// Code that puts the answer into a network of the reader's own.
+function recommendedCode(data) {
+  return data.code && [h("h3", {}, "In your own network"), h("pre", { tabindex: 0 }, data.code)];
 }
 
 // The three numbers that matter: how sure, how good, and what the choice of the network gains.

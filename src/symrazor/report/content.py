@@ -34,7 +34,7 @@ _QUESTION_KEYS = (
     *("name", "question", "verdict", "margin", "network", "chosen", "symmetric"),
     *("calibration", "anchors", "collapse", "costs", "rollouts", "equations", "group"),
     *("headline", "summary", "claims", "predictions", "classes", "targets"),
-    *("not_tested", "confusion", "scatter", "shown_on"),
+    *("not_tested", "confusion", "scatter", "shown_on", "code"),
 )
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"

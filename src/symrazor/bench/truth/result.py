@@ -30,6 +30,7 @@ HALVES = {"develop": "development", "report": "report"}
 
 def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict[str, Any]:
     """Return the result file: totals of each half and method, then every task, then calibration."""
+    rows, cut = whole_seeds(rows)
     half_of = {row.task: row.half for row in rows}
     totals, tasks = [], []
     for summary in per_task(rows):
@@ -64,9 +65,25 @@ def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict
         "notes": [
             f"Seeds: {', '.join(map(str, seeds))}. The development half was used to adjust the "
             "method, the report half was not.",
+            *cut,
             "`best-on-test-set` chooses an architecture by the test labels: a bound, not a method.",
         ],
     }
+
+
+def whole_seeds(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """Return the rows of seeds with all tasks, and notes on seeds that a stop cut short.
+
+    The tasks of a cut seed that are done are the fast ones, and say nothing about the others.
+    """
+    tasks = {row.task for row in rows}
+    done = {seed: {row.task for row in rows if row.seed == seed} for seed in {r.seed for r in rows}}
+    whole = {seed for seed in done if done[seed] == tasks} or set(done)
+    notes = [
+        f"Seed {seed} was stopped after {len(done[seed])} of {len(tasks)} tasks and is left out."
+        for seed in sorted(set(done) - whole)
+    ]
+    return [row for row in rows if row.seed in whole], notes
 
 
 def _cells(name: str, half: str, summary: Summary) -> list[Any]:
