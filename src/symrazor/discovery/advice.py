@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from symrazor.core.text import join_names
+from symrazor.core.validation import join_names
 from symrazor.data import Dataset
 from symrazor.discovery.answer import Answer
 from symrazor.discovery.invariances import LearnedInvariances
