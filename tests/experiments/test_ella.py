@@ -15,10 +15,24 @@ from symrazor.data import flip_and_crop
 from symrazor.experiments import ella, ella_tables
 from symrazor.experiments.__main__ import main
 from symrazor.experiments.ella import Options
+from symrazor.experiments.registry import EXPERIMENTS, options_type
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.training.events import read_events
 
 # --------------------------------------------------------------------------------------- network
+
+
+# --------------------------------------------------------------------------------------- options
+
+
+def test_only_experiments_on_official_data_have_the_option_data() -> None:
+    with_data = {n for n in EXPERIMENTS if "data" in options_type(n).__dataclass_fields__}
+    simulated = {n for n in EXPERIMENTS if n.startswith("noether")}
+    assert set(EXPERIMENTS) - with_data == simulated | {
+        "hidden-symmetry",
+        "selection",
+        "talk-basis",
+    }
 
 
 # --------------------------------------------------------------------------------------- results

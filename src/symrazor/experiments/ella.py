@@ -17,7 +17,7 @@ from symrazor.core.errors import CurvatureError
 from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.experiments.ella_figures import draw
 from symrazor.experiments.images import Images
-from symrazor.experiments.options import OfTable, parse_settings
+from symrazor.experiments.options import OfOfficialData, OfTable, parse_settings
 from symrazor.experiments.results import Run, check_figures, gather, markdown, merged, read_runs
 from symrazor.layers.ella import Prior, ella_network
 from symrazor.training.events import JsonLines
@@ -27,7 +27,7 @@ BURN_IN_EPOCHS = 10
 
 
 @dataclass(frozen=True)
-class Options(OfTable):
+class Options(OfOfficialData, OfTable):
     """Options of a table of ELLA.
 
     Args:

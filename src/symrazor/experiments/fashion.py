@@ -18,7 +18,7 @@ from symrazor.accelerate.devices import resolve_device
 from symrazor.data import Tensors
 from symrazor.discovery.answer import Candidate
 from symrazor.experiments.images import Images, embedded, official
-from symrazor.experiments.options import Common
+from symrazor.experiments.options import Common, OfOfficialData
 from symrazor.experiments.results import table, write_json
 from symrazor.layers.plain import convolutional
 from symrazor.training.loop import clock
@@ -26,7 +26,7 @@ from symrazor.training.options import Schedule
 
 
 @dataclass(frozen=True)
-class Options(Common):
+class Options(OfOfficialData, Common):
     """Options of the experiment.
 
     Args:

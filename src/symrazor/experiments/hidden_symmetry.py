@@ -48,7 +48,6 @@ class Options(OfTable):
 
     Args:
         small: Train for a third of the time.
-        data: Not used; the data are generated.
         rows: Patterns of tasks, see the module.
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from symrazor.data import Tensors, cifar10, digits, fashion_mnist, mnist, resized
-from symrazor.experiments.options import Common
+from symrazor.experiments.options import OfOfficialData
 
 Images = tuple[Tensors, Tensors]
 """Training and test data: images and labels of each."""
@@ -17,7 +17,7 @@ READERS = {
 }
 
 
-def official(name: str, options: Common) -> Images:
+def official(name: str, options: OfOfficialData) -> Images:
     """Return training and test images of an official data set.
 
     Raises:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import Tensors, normalised, resized
 from symrazor.experiments.images import Images, embedded, official, on_device, transformed
-from symrazor.experiments.options import OfTable
+from symrazor.experiments.options import OfOfficialData, OfTable
 from symrazor.experiments.results import Run
 from symrazor.groups.lie import affine2
 from symrazor.invariance import Augment, Augmented, Average, Flips, affine
@@ -48,7 +48,7 @@ DEFAULT_GRID = (0.05, 0.15, 0.4)
 
 
 @dataclass(frozen=True)
-class Options(OfTable):
+class Options(OfOfficialData, OfTable):
     """Options of an experiment.
 
     Args:

@@ -13,7 +13,7 @@ from symrazor.core.validation import json_ready
 from symrazor.data import normalised, rotated, scaled, translated
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.images import Images, embedded, official
-from symrazor.experiments.options import OfTable
+from symrazor.experiments.options import OfOfficialData, OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariance import InvariantWeights
 from symrazor.invariance.invariant_weights import Average
@@ -28,7 +28,7 @@ SIGMA, SMALL_SIGMA = 0.3, 0.6
 
 
 @dataclass(frozen=True)
-class Options(OfTable):
+class Options(OfOfficialData, OfTable):
     """Options of an experiment.
 
     Args:

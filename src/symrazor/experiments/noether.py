@@ -56,20 +56,28 @@ GPU_TEST_FLOWS_FACTOR = 16
 
 
 @dataclass(frozen=True)
-class Options(OfSeeds):
-    """Options of an experiment.
+class TrainingOptions(OfSeeds):
+    """Options of all experiments.
 
     Args:
-        data: has no effect; the data are simulated.
         json: file for all results, written after every model.
-        models: any of hnn, learned, oracle, and of the controls bound and likelihood.
         steps: training steps; each experiment has its own default.
         set: training options, such as lr=0.01 flows=32 (see TrainConfig).
     """
 
-    models: tuple[str, ...] = MODELS
     steps: int | None = None
     set: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options(TrainingOptions):
+    """Options of an experiment that compares models.
+
+    Args:
+        models: any of hnn, learned, oracle, and of the controls bound and likelihood.
+    """
+
+    models: tuple[str, ...] = MODELS
 
 
 @dataclass(frozen=True)
@@ -249,7 +257,7 @@ def train_model(problem: Setting, model: Model, config: TrainConfig) -> Trained:
     return train_network(network, problem.data, config)
 
 
-def with_options(config: TrainConfig, options: Options, seed: int) -> TrainConfig:
+def with_options(config: TrainConfig, options: TrainingOptions, seed: int) -> TrainConfig:
     """Return the training options with the changes of the command line.
 
     Raises:

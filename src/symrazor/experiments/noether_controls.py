@@ -75,11 +75,10 @@ KEPLER_KNOWN = (
 
 
 @dataclass(frozen=True)
-class Options(noether.Options, OfTable):
+class Options(noether.TrainingOptions, OfTable):
     """Options of the experiment.
 
     Args:
-        models: have no effect.
         rows: patterns of the controls to run, see the module.
     """
 

@@ -38,7 +38,6 @@ class Options(OfTable):
     """Options of the experiment.
 
     Args:
-        data: has no effect; the data are simulated.
         rows: patterns of the systems, see the module.
         minutes: training time of the network of each system, if there is one.
         steps: maximum number of its training steps.

@@ -24,7 +24,7 @@ PAPER_OSCILLATOR = (
 )
 
 
-def oscillator(options: noether.Options, seed: int) -> noether.Setting:
+def oscillator(options: noether.TrainingOptions, seed: int) -> noether.Setting:
     """Return data and model sizes for seven trajectories of four steps."""
     config = TrainConfig(steps=400 if options.small else 1400, burn_in=0.5)
     return noether.simulated(oscillators(), unitary(1), config, seed, (7, 4), count=3)

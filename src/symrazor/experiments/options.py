@@ -16,13 +16,11 @@ class Common:
 
     Args:
         small: Run a reduced version, in minutes on two cores.
-        data: Folder with the official files (not needed with small).
         device: "auto" uses a GPU if there is one.
         json: File to merge the results into after each run.
     """
 
     small: bool = False
-    data: Path | None = None
     device: str = "auto"
     json: Path | None = None
 
@@ -30,6 +28,17 @@ class Common:
     def resolved_device(self) -> str:
         """Name of the device to use."""
         return resolve_device(self.device)
+
+
+@dataclass(frozen=True)
+class OfOfficialData:
+    """Options of an experiment that reads an official data set.
+
+    Args:
+        data: Folder with the official files (not needed with small).
+    """
+
+    data: Path | None = None
 
 
 @dataclass(frozen=True)

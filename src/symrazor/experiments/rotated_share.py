@@ -16,13 +16,13 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.data import normalised, resized
 from symrazor.experiments.images import Images, embedded, official, transformed
-from symrazor.experiments.options import OfSeeds
+from symrazor.experiments.options import OfOfficialData, OfSeeds
 from symrazor.experiments.results import table, write_json
 from symrazor.layers import Conv, GConv, GroupPool, Relaxed
 
 
 @dataclass(frozen=True)
-class Options(OfSeeds):
+class Options(OfOfficialData, OfSeeds):
     """Options of the experiment.
 
     Args:

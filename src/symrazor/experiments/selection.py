@@ -85,7 +85,6 @@ class Options(OfTable):
 
     Args:
         small: Use half of the images and of the training.
-        data: Not used; the images are generated.
         rows: Patterns of rows, see the module.
         starts: How the paths of smaller groups start, see the module. Of several, the one with
             the highest evidence counts.

@@ -19,7 +19,7 @@ import symrazor as sr
 from symrazor.data import quadrants
 from symrazor.discovery import digits
 from symrazor.experiments.images import Images, official
-from symrazor.experiments.options import OfSeeds
+from symrazor.experiments.options import OfOfficialData, OfSeeds
 from symrazor.experiments.results import gather, table
 from symrazor.layers.plain import convolutional
 
@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Options(OfSeeds):
+class Options(OfOfficialData, OfSeeds):
     """Options of the experiment.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -55,14 +55,13 @@ class Options(Common):
 
     Args:
         small: leave out the deep network.
-        data: has no effect.
-        device: has no effect; the experiment runs on the CPU.
+        device: the experiment runs on the CPU.
         seed: of the data and the features.
         json: write all results to this file.
         figure: draw the figure into this PNG file.
     """
 
-    device: str = "cpu"
+    device: Literal["cpu"] = "cpu"
     seed: int = 0
     figure: Path | None = None
 
