@@ -111,7 +111,8 @@ def test_the_document_names_layers_and_networks_as_the_verdict_does(
     result = pictures[1].to_dict()
     question = result["questions"][0]
     relaxed = next(c for c in question["candidates"] if c["name"] == question["network"])
-    assert [layer["number"] for layer in relaxed["reading"]["layers"]] == [1, 2, 3]
+    numbers = [layer["number"] for layer in relaxed["reading"]["layers"]]
+    assert len(numbers) >= 3 and numbers == [*range(1, len(numbers) + 1)]
     chosen = question["chosen"]
     assert question["calibration"]["network"] in (chosen, f"{chosen}, longer")
     assert "x: float32 [n, 3, 8, 9], bytes divided by 255" in result["load"]

@@ -497,10 +497,8 @@ class Rewriter:
             case Subsample():
                 return module.plain(self._subsample_spaces[name])
             case OrbitPooled():
-                pooled = copy.copy(module)
-                pooled._modules = dict(module._modules)
-                pooled.body = self.rewrite(module.body, f"{name}.body".removeprefix("."))
-                return traced(pooled, "PlainOrbitPooled")
+                module.body = self.rewrite(module.body, f"{name}.body".removeprefix("."))
+                return traced(module, "PlainOrbitPooled")
             case Hyper():
                 holder = nn.Module()
                 holder.register_buffer("value", module.value.detach())
