@@ -46,6 +46,7 @@ TESTED_BY = {
     "curvature/attention.py": "curvature/test_operations.py",
     "curvature/operation_rules.py": "curvature/test_operations.py",
     "curvature/recurrent.py": "curvature/test_operations.py",
+    "data/categories.py": "data/test_csv_files.py",
     "data/times.py": "discovery/test_trajectories.py",
     "discovery/question.py": "discovery/test_api.py",
     "discovery/result.py": "discovery/test_api.py",

@@ -121,7 +121,7 @@ def _ragged_series(folder: Path) -> Path:
 
 
 CASES: dict[str, tuple[Case, str]] = {
-    "missing": (lambda f: f / "no.npz", "No such file or folder"),
+    "missing": (lambda f: f / "no.npz", "symrazor: No such file or folder: "),
     "truncated": (_truncated, "as an .npz file"),
     "wrong magic": (_csv("GIF89a\0\0;;;\n\x01\x02\n"), "data.csv, row 2"),
     "no format": (lambda f: _write(f / "data.xyz", b"PK\x05\x06"), "first bytes 50 4b"),

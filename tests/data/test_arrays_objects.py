@@ -33,13 +33,6 @@ def test_frames_are_arrays_with_names() -> None:
         assert text.names == ("no", "yes")
 
 
-def test_a_column_of_text_is_named() -> None:
-    for _, library in frames():
-        frame = library.DataFrame({"a": X[:, 0], "city": ["Rome"] * 40})
-        with pytest.raises(ValueError, match="Column 'city' of x does not hold numbers"):
-            as_arrays(frame, Y)
-
-
 class Frame:
     """A frame without its library, which the tests do not need."""
 
@@ -95,3 +88,61 @@ def test_fit_takes_frames() -> None:
         fit = sr.fit(torch.nn.Linear(3, 2), (frame, library.Series(Y)), epochs=1, progress=False)
         assert torch.equal(fit.data.x, torch.from_numpy(X).float())
         assert torch.equal(fit.data.y, torch.from_numpy(Y))
+
+
+TOWNS = np.array(["Ulm", "Rome"] * 20, dtype=object)
+
+
+class Table:
+    """A frame with numbers and text, in an order of its columns."""
+
+    def __init__(self, **columns: np.ndarray) -> None:
+        self.columns, self.values = tuple(columns), columns
+
+    def __getitem__(self, name: str) -> Any:
+        return type("Column", (), {"to_numpy": lambda _: self.values[name]})()
+
+
+Table.__module__ = "pandas.core.frame"
+
+
+def test_text_becomes_a_column_per_value_in_any_order_of_the_columns() -> None:
+    found = sr.discover(Table(a=X[:, 0], town=TOWNS), Y, epochs=1, held_out=0.0)
+    data = found.results[0].data
+    assert data.columns == ("a", "town = Rome", "town = Ulm")
+    assert np.array_equal(data.x.numpy()[:, 1], TOWNS == "Rome")
+    p = found.predict(np.stack([X[:, 0], TOWNS == "Rome", TOWNS == "Ulm"], 1)).mean
+    assert torch.equal(found.predict(Table(other=TOWNS, town=TOWNS, A=X[:, 0])).mean, p)
+    with pytest.raises(ValueError, match="x has no column 'town'"):
+        found.predict(Table(a=X[:, 0]))
+    with pytest.warns(UserWarning, match=r"1 values that .* data row 2 \('Paris'\)"):
+        found.predict(Table(a=X[:2, 0], town=np.array(["Ulm", "Paris"], dtype=object)))
+
+
+def test_text_with_many_values_is_an_error() -> None:
+    names = np.array([f"name {number}" for number in range(40)], dtype=object)
+    with pytest.raises(ValueError, match="Column 'name' of x holds text with more than 20 values"):
+        as_arrays(Table(a=X[:, 0], name=names), Y)
+    with pytest.raises(ValueError, match="Column 'when' of x holds neither numbers nor text"):
+        as_arrays(Table(when=np.array([object()] * 40)), Y)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.where(Y == 1, "yes", "no").astype(object),
+        Y.astype(object),
+        Y.astype(float),
+        X[:, :2],
+    ],
+)
+def test_samples_without_a_label_are_left_out(y: np.ndarray) -> None:
+    gaps = y.copy()
+    gaps[3], gaps[7] = (None, float("nan")) if y.dtype == object else (np.nan, np.nan)
+    kept = np.delete(np.arange(40), [3, 7])
+    with pytest.warns(UserWarning, match="2 of 40 samples have no label and are left out"):
+        data = as_dataset(X, gaps, None, None, None, np.arange(40))
+    plain = as_dataset(X[kept], y[kept], None, None, None, kept)
+    assert torch.equal(data.x, plain.x) and torch.equal(data.y, plain.y)
+    assert data.names == plain.names
+    assert data.together is not None and data.together.tolist() == kept.tolist()

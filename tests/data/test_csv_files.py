@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from symrazor.core.errors import AmbiguousDataError
 from symrazor.data import read
+from symrazor.data.sources import read_inputs
 
 RNG = np.random.default_rng(0)
 
@@ -73,3 +75,47 @@ def test_csv_of_groups(kind: str, tmp_path: Path) -> None:
     else:
         assert result.y is not None
         assert result.y.tolist() == LABELS.tolist()
+
+
+TOWNS = ["Ulm", "Rome", "Ulm"] * 8
+
+
+def write_houses(file: Path, names: str, rows: list[str]) -> Path:
+    file.write_text(names + "\n" + "\n".join(rows) + "\n")
+    return file
+
+
+def test_text_becomes_a_column_per_value(tmp_path: Path) -> None:
+    rows = [f"{k},{town},{k * k + 0.5}" for k, town in enumerate(TOWNS)]
+    data = read(write_houses(tmp_path / "a.csv", "Area,Town,price", rows))
+    assert data.columns == ("area", "town = Rome", "town = Ulm")
+    assert data.x[:3].tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
+    chosen = read(tmp_path / "a.csv", columns=["town"])
+    assert chosen.columns == ("town = Rome", "town = Ulm")
+    rows = ["9,x,Ulm", "8,y,Bonn", "7,z,"]  # other columns, and another order
+    new = write_houses(tmp_path / "b.csv", "area,note,town", rows)
+    with pytest.warns(UserWarning, match=r"'town': 1 values .* data row 2 \('Bonn'\)"):
+        inputs = read_inputs(new, "vector", [3], data.columns)
+    assert inputs.x.tolist() == [[9, 0, 1], [8, 0, 0], [7, 0, 0]]
+    with pytest.raises(ValueError, match="no column 'area', which the network needs. Columns: to"):
+        read_inputs(write_houses(new, "town", ["Ulm"] * 3), "vector", [3], data.columns)
+
+
+def test_a_first_row_with_numbers_and_text_is_not_guessed(tmp_path: Path) -> None:
+    rows = [f"{k},{town},{k * k + 0.5}" for k, town in enumerate(TOWNS)]
+    file = write_houses(tmp_path / "a.csv", "33,Rome,7.5", rows)
+    with pytest.raises(AmbiguousDataError, match=r"33, Rome, .* names or data"):
+        read(file)
+    assert len(read(file, header=False).x) == 25
+    assert read(file, header=True).columns == ("33", "rome = Rome", "rome = Ulm")
+
+
+def test_rows_without_a_label_are_left_out(tmp_path: Path) -> None:
+    for name, label in (("text", "yes"), ("number", "0.5")):
+        rows = [f"r{k},{k},{'' if k in (2, 5) else label + str(k % 3)}" for k in range(N)]
+        file = write_houses(tmp_path / f"{name}.csv", "id,a,y", rows)
+        with pytest.warns(UserWarning, match="2 of 24 samples have no label and are left out"):
+            data = read(file)
+        assert data.x[:4, 0].tolist() == [0, 1, 3, 4] and data.ids[2] == "r3"
+        assert data.names == (("yes0", "yes1", "yes2") if name == "text" else ("y",))
+        assert data.y is not None and len(data.y) == N - 2

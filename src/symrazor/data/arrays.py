@@ -12,7 +12,7 @@ of their number type.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ from symrazor.data.batches import (
     Tensors,
     as_pair,
     chunks,
-    frame_values,
     is_frame,
     library_of,
 )
+from symrazor.data.categories import encode, frame_columns, is_missing, stack
 from symrazor.data.datasets import Dataset
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -66,8 +66,52 @@ class FileContents:
     together: Tensor | None = None
 
 
+def labelled_only(contents: FileContents, source: str | Path) -> FileContents:
+    """Return the samples that have a label, with a warning if others are left out.
+
+    A label is missing if it is NaN, of several targets if one of them is.
+    """
+    if contents.y is None or not contents.y.is_floating_point():
+        return contents
+    is_known = ~contents.y.isnan().reshape(len(contents.y), -1).any(1)
+    if bool(is_known.all()) or len(contents.x) != len(is_known):
+        return contents
+    if not bool(is_known.any()):
+        raise ValueError(f"All labels in {source} are missing. Check the label column.")
+    warnings.warn(
+        f"{source}: {int((~is_known).sum()):,} of {len(is_known):,} samples have no label and are "
+        "left out.",
+        stacklevel=3,
+    )
+    y = contents.y[is_known]
+    kept = tuple(
+        name for name, known in zip(contents.ids, is_known.tolist(), strict=False) if known
+    )
+    return replace(
+        contents,
+        x=contents.x[is_known],
+        y=y.long() if contents.names else y,
+        ids=kept,
+        together=None if contents.together is None else contents.together[is_known],
+    )
+
+
+def label_numbers(fields: Sequence[str | None]) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the class of each text and the names of the classes; NaN where there is no text."""
+    is_known = np.array([field is not None for field in fields])
+    names, index = np.unique([field for field in fields if field is not None], return_inverse=True)
+    numbers = np.full(len(fields), np.nan)
+    numbers[is_known] = index
+    return torch.from_numpy(numbers), tuple(names.tolist())
+
+
 def as_labels(values: Array, source: str | Path) -> tuple[Tensor, tuple[str, ...]]:
-    """Return labels as a tensor with the class names; text becomes classes in sorted order."""
+    """Return labels as a tensor with the class names; text becomes classes in sorted order.
+
+    Labels that are missing are NaN: those are left out later (`labelled_only`).
+    """
+    if values.dtype.kind == "O" and values.ndim == 1:
+        return label_numbers([None if is_missing(v) else str(v) for v in values.tolist()])
     if values.dtype.kind == "S":
         reserve(4 * values.nbytes, source)
         values = np.char.decode(values, "utf-8")
@@ -133,7 +177,8 @@ def as_arrays(x: Any, y: Any = None) -> tuple[Any, Any, tuple[str, ...], tuple[s
         y = y.to_numpy()
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if is_frame(x):
-        return frame_values(x), y, tuple(map(str, x.columns)), ()
+        columns = encode(frame_columns(x))
+        return stack(list(columns.values()), tuple(columns)), y, tuple(columns), ()
     if library_of(x) == "datasets" and hasattr(x, "features"):
         contents = split_contents(x, Path("the data set"))
         return contents.x, contents.y if y is None else y, (), contents.names

@@ -8,6 +8,7 @@
 | `set`, values, label | sets, one point per row |
 | `trajectory`, `time`, coordinates | trajectories, one step per row |
 
+Columns of text with few values are encoded (`symrazor.data.categories`), for a vector per row.
 A column `id`, `file`, `filename`, `index`, or without a name, has names of the rows and is no
 input. In a file without a header the last column is the label. Labels are classes if they are text
 or at most `MAX_INFERRED_CLASSES` different integers.
@@ -29,7 +30,8 @@ from torch import Tensor
 from symrazor.core.choices import Kind
 from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reader, reserve
-from symrazor.data.arrays import FileContents
+from symrazor.data.arrays import FileContents, label_numbers
+from symrazor.data.categories import Column, encode, encode_as, is_number
 from symrazor.data.datasets import MAX_INFERRED_CLASSES
 
 BYTES_PER_FIELD = 280
@@ -49,7 +51,9 @@ ID_COLUMNS: dict[str, Kind] = {"series": "series", "set": "set", "trajectory": "
 TIME_COLUMNS = ("time", "t")
 MIN_SERIES_STEPS = 8
 """Columns t0, t1, ... are read as one series if there are at least this many."""
-FIX_FIELD = "Remove the row, fill in the value, or drop the column."
+FIX_FIELD = (
+    "Remove the row, fill in the value, or choose other columns as inputs (--columns, columns=)."
+)
 _STEP_NAME = re.compile(r"t_?\d+")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,300}")
 
@@ -110,12 +114,14 @@ def read_table(
         label = list(columns)[-1]
     y, names = (None, ()) if label is None else _parse_labels(columns.pop(label), path)
     if id_column is None:
-        values = torch.from_numpy(_parse_finite_numbers(columns, path))
+        encoded: dict[str, Column] = encode(columns) if labelled else dict(columns)
+        reserve(8 * sum(map(len, encoded.values())), path)
+        values = torch.from_numpy(_parse_finite_numbers(encoded, path))
         is_series = len(columns) >= MIN_SERIES_STEPS and all(map(_STEP_NAME.fullmatch, columns))
         if is_series:
             table = FileContents(values, y, names, "series", target=label)
         else:
-            table = FileContents(values, y, names, "vector", columns=tuple(columns), target=label)
+            table = FileContents(values, y, names, "vector", columns=tuple(encoded), target=label)
         return replace(table, ids=ids, id_name=id_name or "row", together=rows_together)
     ids = columns.pop(id_column)
     rows_of = _rows_by_id(ids, _pop_times(columns, path))
@@ -127,6 +133,16 @@ def read_table(
         first = [rows[0] for rows in rows_of.values()]
         rows_together = rows_together[torch.tensor(first)]
     return replace(table, ids=tuple(rows_of), id_name=id_column, together=rows_together)
+
+
+def select_inputs(columns: Columns, names: Sequence[str], path: Path) -> FileContents:
+    """Return the inputs of a table for a network that was trained on columns of these names."""
+    fields = encode_as(columns, names, path)
+    values = _parse_finite_numbers(dict(zip(names, fields, strict=True)), path)
+    id_name = next((name for name in NAME_COLUMNS if name in columns), None)
+    ids = () if id_name is None else columns[id_name]
+    x = torch.from_numpy(values)
+    return FileContents(x, kind="vector", columns=tuple(names), ids=ids, id_name=id_name or "row")
 
 
 def _select_columns(
@@ -180,7 +196,7 @@ def read_columns(path: Path, header: bool | None = None) -> Columns:
     first = rows[0]
     if header is None:
         header = any(not is_number(field) for field in first[: max(1, width - 1)])
-        if not header and _may_be_names(rows):
+        if _may_be_data(rows) if header else _may_be_names(rows):
             raise AmbiguousDataError(
                 f"The first row of {path} is {', '.join(first[:4])}, ...: names or data?",
                 [
@@ -214,6 +230,18 @@ def _may_be_names(rows: Sequence[Sequence[str]]) -> bool:
     return len(set(integers)) == n_inputs > 1 and not any(map(_INTEGER.fullmatch, others))
 
 
+def _may_be_data(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a first row of numbers and text may be data.
+
+    It may if every text in it stands above text only, and some number above numbers.
+    """
+    inputs = list(zip(*rows, strict=True))[: max(1, len(rows[0]) - 1)]
+    texts = [column for column in inputs if not is_number(column[0])]
+    if len(texts) == len(inputs):
+        return False
+    return all(not any(map(is_number, column)) for column in texts)
+
+
 def _max_fields(path: Path) -> int:
     """Return the number of fields, or a little more, without splitting the file into them."""
     count = 1
@@ -224,16 +252,7 @@ def _max_fields(path: Path) -> int:
     return count
 
 
-def is_number(field: str) -> bool:
-    """Return whether a field can be read as a number."""
-    try:
-        float(field)
-    except ValueError:
-        return False
-    return True
-
-
-def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
+def parse_numbers(columns: Mapping[str, Column], path: Path) -> Numbers:
     """Return columns as a float64 array [rows, columns]; empty fields are NaN.
 
     Raises ValueError if there are no columns, or names a field that is not a number.
@@ -245,6 +264,9 @@ def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers
         )
     arrays = []
     for name, fields in columns.items():
+        if isinstance(fields, np.ndarray):
+            arrays.append(fields)
+            continue
         try:
             arrays.append(np.array([field.strip() or "nan" for field in fields], np.float64))
         except ValueError:
@@ -259,7 +281,7 @@ def parse_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers
     return np.stack(arrays, 1)
 
 
-def _parse_finite_numbers(columns: Mapping[str, tuple[str, ...]], path: Path) -> Numbers:
+def _parse_finite_numbers(columns: Mapping[str, Column], path: Path) -> Numbers:
     """Return columns as a float64 array [rows, columns]; empty and infinite fields are errors."""
     values = parse_numbers(columns, path)
     not_finite = np.argwhere(~np.isfinite(values))
@@ -349,12 +371,9 @@ def _rows_by_id(ids: tuple[str, ...], times: Numbers | None) -> dict[str, list[i
 
 def _parse_labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[str, ...]]:
     stripped = [field.strip() for field in fields]
-    if not all(map(is_number, stripped)):
+    if not all(is_number(field) or not field for field in stripped):
         if "" in stripped:
-            row = stripped.index("") + 1
-            raise ValueError(
-                f"{path}, data row {row}: the label is empty. Fill it in or drop the row."
-            )
+            return label_numbers([field or None for field in stripped])
         names, index = np.unique(np.array(stripped), return_inverse=True)
         return torch.from_numpy(index.astype(np.int64)), tuple(names.tolist())
     integers = [int(field) if _INTEGER.fullmatch(field) else 0 for field in stripped]
@@ -363,7 +382,7 @@ def _parse_labels(fields: tuple[str, ...], path: Path) -> tuple[Tensor, tuple[st
             f"{path}: labels above 2^53 lose digits as numbers. Number the classes 0, 1, ..., or "
             "subtract a constant from the targets."
         )
-    values = np.array(stripped, np.float64)
+    values = np.array([field or "nan" for field in stripped], np.float64)
     are_integers = all(abs(v) < MAX_EXACT_INTEGER and v == round(v) for v in values)
     if are_integers and len(np.unique(values)) <= MAX_INFERRED_CLASSES:
         return torch.from_numpy(values.astype(np.int64)), ()

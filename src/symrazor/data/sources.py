@@ -12,6 +12,7 @@
 | a folder that `datasets` saved | Hugging Face data sets, if that package is installed |
 """
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,10 +25,23 @@ from torch import Tensor
 from symrazor.core.choices import Task
 from symrazor.core.errors import AmbiguousDataError
 from symrazor.core.files import reader, reserve
-from symrazor.data.arrays import Array, FileContents, as_both_labels, as_inputs, as_labels
+from symrazor.data.arrays import (
+    Array,
+    FileContents,
+    as_both_labels,
+    as_inputs,
+    as_labels,
+    labelled_only,
+)
 from symrazor.data.batches import Tensors
 from symrazor.data.binary_files import read_archive, read_cifar, read_idx, read_npy
-from symrazor.data.csv_files import read_csv, read_table
+from symrazor.data.csv_files import (
+    FIRST_UNNAMED_COLUMN,
+    read_columns,
+    read_csv,
+    read_table,
+    select_inputs,
+)
 from symrazor.data.datasets import SHAPES, Dataset, dataset, plural
 from symrazor.data.folders import (
     SUFFIXES,
@@ -85,11 +99,13 @@ def read(
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"No such file or folder: {path}")
+        raise FileNotFoundError(errno.ENOENT, "No such file or folder", str(path))
     table = partial(read_csv, labelled=labelled, header=header, inputs=columns, together=together)
     if (columns or together) and path.suffix.lower() not in (*TABLE_SUFFIXES, ".parquet"):
         raise ValueError(f"{path} is not a table, so columns cannot be chosen. Omit the option.")
     contents = _read_folder(path, labelled) if path.is_dir() else _read_file(path, table)
+    if labelled:
+        contents = labelled_only(contents, path)
     chosen_kind = contents.kind if kind is None else kind
     if contents.y is None and chosen_kind is None and contents.times is None and labelled:
         shape = contents.x.shape
@@ -115,16 +131,25 @@ def read(
 
 
 @reader
-def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
+def read_inputs(
+    path: str | Path, kind: str, shape: Sequence[int], columns: Sequence[str] = ()
+) -> Dataset:
     """Read inputs to predict: data of a kind, each sample with the given shape.
 
-    A CSV file may also have the label column of the training data.
+    A CSV file may also have the label column of the training data. With the names of the columns of
+    the training data, those are used, in any order; other columns have no effect.
 
     Raises:
         ValueError: The inputs have another shape, or `read` fails.
     """
     path = Path(path)
     is_table = path.is_file() and path.suffix.lower() in TABLE_SUFFIXES
+    if kind == "vector" and columns and columns[0] != FIRST_UNNAMED_COLUMN:
+        table = _named_columns(path)
+        if table is not None:
+            contents = select_inputs(table, columns, path)
+            named = dataset(contents.x, kind=kind, source=str(path))
+            return replace(named, ids=contents.ids, id_name=contents.id_name)
     data: Dataset | None = None
     try:
         data = read(path, kind, labelled=False)
@@ -149,6 +174,19 @@ def read_inputs(path: str | Path, kind: str, shape: Sequence[int]) -> Dataset:
     return data
 
 
+def _named_columns(path: Path) -> dict[str, tuple[str, ...]] | None:
+    """Return the columns of a table; None for other files, and if the columns have no names."""
+    if not path.is_file() or path.suffix.lower() not in (*TABLE_SUFFIXES, ".parquet"):
+        return None
+    if path.suffix.lower() == ".parquet":
+        return read_parquet(path)
+    try:
+        columns = read_columns(path)
+    except AmbiguousDataError:  # the columns of the training data have names
+        columns = read_columns(path, header=True)
+    return None if FIRST_UNNAMED_COLUMN in columns else columns
+
+
 def _read_file(path: Path, table: "partial[FileContents]") -> FileContents:
     readers: dict[str, Callable[[Path], FileContents]] = {
         ".npz": _read_npz,
@@ -167,7 +205,8 @@ def _read_file(path: Path, table: "partial[FileContents]") -> FileContents:
         return _read_idx(path)
     raise ValueError(
         f"Unknown format: {path} (first bytes {first_bytes.hex(' ') or 'none'}). Supported are "
-        ".npz, .npy, .csv, .bin and IDX. To convert: numpy.savez('data.npz', x=x, y=y)."
+        ".npz, .npy, .csv, .tsv, .parquet, .h5, .pt, .bin, IDX and folders. To convert: "
+        "numpy.savez('data.npz', x=x, y=y)."
     )
 
 

@@ -22,12 +22,15 @@ from symrazor.core.likelihood import Categorical, Gaussian
 from symrazor.data import Dataset, Tensors, dataset, read
 from symrazor.data.arrays import (
     Array,
+    FileContents,
     as_arrays,
     as_both_labels,
     as_inputs,
     as_labels,
+    labelled_only,
     prepare,
 )
+from symrazor.data.categories import is_missing
 from symrazor.data.datasets import MIN_SAMPLES, as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS, comparison_shares
@@ -121,9 +124,7 @@ def discover(
     if isinstance(x, (str, Path)):
         data = read(x, kind, task, header=header, columns=columns, together=together)
     else:
-        data = as_dataset(x, y, test, kind, task)
-        if together is not None:
-            data = replace(data, together=_group_numbers(together, len(data.x)))
+        data = as_dataset(x, y, test, kind, task, together)
     tell(f"{data.source}: {data.describe()}")
     if data.kind == "trajectory":
         if options.groups is not None:
@@ -237,6 +238,7 @@ def as_dataset(
     test: Any,
     kind: str | None,
     task: Task | None,
+    together: Any = None,
 ) -> Dataset:
     """Return the inputs of `discover` as a `Dataset`."""
     if isinstance(x, Dataset):
@@ -245,17 +247,23 @@ def as_dataset(
                 "y, test and task have no effect together with a Dataset. Pass them to "
                 "dataset(x, y, task=..., test=...)."
             )
-        return x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)
+        data = x if kind is None else replace(x, x=as_kind(x.x, kind, x.source), kind=kind)
+        groups = data.together if together is None else _group_numbers(together, len(data.x))
+        return replace(data, together=groups)
     x, y, columns, class_names = as_arrays(x, y)
     labels, names = (None, ()) if y is None else as_labels(_label_array(y), "y")
     names, held_out = names or class_names, None
+    groups = None if together is None else _group_numbers(together, len(x))
     if test is not None:
         test = as_arrays(*test)[:2]
     if y is not None and test is not None:
         labels, test_labels, names = as_both_labels(_label_array(y), _label_array(test[1]), "y")
         held_out = (_input_tensor(test[0]), test_labels)
-    data = dataset(_input_tensor(x), labels, kind=kind, task=task, names=names, test=held_out)
-    return replace(data, columns=columns)
+    contents = FileContents(_input_tensor(x), labels, names, together=groups)
+    contents = labelled_only(contents, "y")
+    x, labels = contents.x, contents.y
+    data = dataset(x, labels, kind=kind, task=task, names=names, test=held_out)
+    return replace(data, columns=columns, together=contents.together)
 
 
 def _group_numbers(values: Any, n: int) -> Tensor:
@@ -281,7 +289,15 @@ def _label_array(values: Any) -> Array:
         values = values.detach().cpu()
         return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)
     array = np.asarray(values)
-    return array.astype(str) if array.dtype.kind == "O" else array
+    if array.dtype.kind != "O":
+        return array
+    missing = [is_missing(value) for value in array.reshape(-1).tolist()]
+    if not any(missing) or array.ndim != 1:
+        return array.astype(str)
+    known = array[~np.array(missing)].tolist()
+    if all(isinstance(value, int | float) for value in known):  # pandas has numbers with gaps so
+        return np.array([np.nan if value is None else value for value in array.tolist()], float)
+    return array
 
 
 def answer_question(question: Question, options: Options, tell: Tell) -> Answer:

@@ -17,6 +17,8 @@ from symrazor.core.files import write_atomically
 from symrazor.core.validation import json_ready
 from symrazor.data import Dataset, Tensors
 from symrazor.data.arrays import Preparation
+from symrazor.data.batches import is_frame
+from symrazor.data.categories import encode_as, frame_columns, stack
 from symrazor.data.datasets import as_kind, plural
 from symrazor.discovery.advice import code_for
 from symrazor.discovery.answer import Answer, Candidate
@@ -175,12 +177,17 @@ class Discovery:
         Whether probabilities are averaged over the posterior was chosen by left-out samples.
 
         Args:
-            x: inputs in the shape of the training data, not standardised.
+            x: inputs in the shape of the training data, not standardised; or a frame of pandas or
+                polars with their columns, in any order.
 
         Raises:
             ValueError: inputs of another shape.
         """
         data = self._first.data
+        if is_frame(x):
+            columns = frame_columns(x)
+            chosen = encode_as(columns, data.columns or tuple(columns), "x")
+            x = stack(chosen, data.columns or tuple(columns))
         values = as_kind(torch.as_tensor(x), data.kind, "x")
         if values.shape[1:] != data.x.shape[1:]:
             raise ValueError(
@@ -311,6 +318,7 @@ def _document(discovery: Discovery) -> dict[str, Any]:
             "shape": list(data.x.shape[1:]),
             "dtype": _dtype_name(data),
             "classes": _class_names(data),
+            "columns": list(data.columns) or None,
         },
         "questions": [_question_document(result) for result in discovery.results],
         "load": _loading_code(discovery),

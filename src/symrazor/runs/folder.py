@@ -111,6 +111,7 @@ def _has_questions(document: dict[str, Any]) -> bool:
     return (
         isinstance(data, dict)
         and isinstance(data.get("shape"), list)
+        and _are_names(data.get("columns"))
         and isinstance(document.get("kind"), str)
         and isinstance(document.get("verdict", ""), str)
         and isinstance(questions, list)

@@ -96,7 +96,8 @@ def predict(
     """
     document = read_document(run)
     network = load_network(run, question, trust_code)
-    inputs = read_inputs(data, document["kind"], document["data"]["shape"])
+    described = document["data"]
+    inputs = read_inputs(data, document["kind"], described["shape"], described.get("columns") or ())
     predictions = predict_tensor(run, network, inputs.x, question)
     return replace(predictions, ids=inputs.ids, id_name=inputs.id_name or "id")
 
