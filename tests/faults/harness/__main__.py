@@ -4,7 +4,8 @@ PYTHONPATH=src:tests/faults python -m harness --jobs 2 --json benchmarks/results
 
 The work is cut into parts of about a minute. The result of each part is stored at once
 (`--progress`), so that a run that was stopped, or that stops itself after `--minutes`, is continued
-by the same command. Parts of another version of the sources are counted again.
+by the same command, here or on another machine. Parts of another version of the sources are counted
+again.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,11 @@ CASES = {
     **{"trajectories": 10, "report": 1, "export": 1, "predict": 1, "two processes": 2},
 }
 """Command -> it is killed before each so-many-th file operation."""
-PARTS = {"discover vectors": 4}
+PARTS = {"discover vectors": 8, "fit over another run": 2}
 """Command -> parts into which its kills are divided."""
 DISK_CASES = {"fit": 1, "discover vectors": 12, "report": 1, "export": 1, "predict": 1}
 """Command -> each so-many-th file operation fails."""
-FUZZ_CHUNK, NUMBERS_CHUNK = 20_000, 100
+FUZZ_CHUNK, NUMBERS_CHUNK = 20_000, 25
 """Inputs and data sets of one child process."""
 CONTINUE = 75
 """Exit code of a run that has to be continued."""
@@ -105,10 +107,15 @@ def jobs(options: argparse.Namespace) -> list[Job]:
 
 def sources() -> str:
     """Return a hash of everything that is attacked, and of the attacks."""
-    digest = hashlib.sha256(platform.python_version().encode())
+    digest = hashlib.sha256()
     for file in sorted([*ROOT.glob("src/**/*.py"), *Path(__file__).parent.glob("*.py")]):
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def describe_machine() -> str:
+    """Return the number of cores, and the versions of Python and torch."""
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, torch {version('torch')}"
 
 
 class Progress:
@@ -125,6 +132,7 @@ class Progress:
 
     def store(self, job: Job, result: dict[str, Any]) -> None:
         """Store the result of a part."""
+        result = {**result, "machine": describe_machine()}
         self.results[job.key] = result
         if self.file is not None:
             entry = {"sources": self.sources, "key": job.key, "result": result}
@@ -196,7 +204,7 @@ def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, A
         else:
             arguments.append(word)
     command = f'make faults ARGS="{shlex.join(arguments)}"' if arguments else "make faults"
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = "; ".join(sorted({result["machine"] for result in results.values()}))
     attacks = Counter[str]()
     for row in rows[:-1]:
         attacks[row[0]] += row[2]
@@ -216,7 +224,7 @@ def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, A
             **{name.replace(" ", "_"): count for name, count in attacks.items()},
         },
         "notes": [
-            f"{cpu:.0f} minutes of CPU time, in one run of one version of the sources.",
+            f"{cpu:.0f} minutes of CPU time. All parts are of one version of the sources.",
             f"Kills: before every file operation, but only before every {', '.join(strides)}.",
         ],
     }

@@ -70,14 +70,14 @@ class Target:
 
     Args:
         name: name in the table.
-        read: reads the files in a folder.
+        read: reads the files in a folder, of which one was changed.
         damage: file in the folder -> function that changes its content.
         sealed: whether a changed file is given its new sum in `run.json`, as a stranger would.
         spoil: called with the folder after a file was changed.
     """
 
     name: str
-    read: Callable[[Path], object]
+    read: Callable[[Path, str], object]
     damage: dict[str, Mutate]
     sealed: bool = False
     spoil: Callable[[random.Random, Path], None] | None = None
@@ -95,7 +95,7 @@ def npy(folder: Path) -> Target:
     """Write two arrays."""
     np.save(folder / "x.npy", _x(40, 3))
     np.save(folder / "y.npy", _labels())
-    return Target("npy", lambda f: read(f / "x.npy"), {"x.npy": mutate_npy, "y.npy": mutate_npy})
+    return Target("npy", lambda f, _: read(f / "x.npy"), {"x.npy": mutate_npy, "y.npy": mutate_npy})
 
 
 def npz(folder: Path) -> Target:
@@ -107,7 +107,7 @@ def npz(folder: Path) -> Target:
         "y_test": _labels(30),
     }
     np.savez(folder / "data.npz", names=np.array(["a", "b", "c"]), kind=np.array("image"), **arrays)
-    return Target("npz", lambda f: read(f / "data.npz"), {"data.npz": mutate_npz})
+    return Target("npz", lambda f, _: read(f / "data.npz"), {"data.npz": mutate_npz})
 
 
 def idx(folder: Path) -> Target:
@@ -123,7 +123,7 @@ def idx(folder: Path) -> Target:
         if rng.random() < 0.3:
             (folder / files[1]).write_bytes(gzip.compress(mutate_bytes(rng, labels)))
 
-    return Target("IDX", read, dict.fromkeys(files, mutate_bytes), spoil=spoil)
+    return Target("IDX", lambda f, _: read(f), dict.fromkeys(files, mutate_bytes), spoil=spoil)
 
 
 TABLES = {
@@ -137,28 +137,18 @@ TABLES = {
 
 
 def csv(folder: Path) -> Target:
-    """Write a table of each kind; one of them is read."""
+    """Write a table of each kind."""
     for name, text in TABLES.items():
         (folder / f"{name}.csv").write_text(text)
-
-    def read_all(folder: Path) -> None:
-        errors = []
-        for name in TABLES:
-            try:
-                read(folder / f"{name}.csv")
-            except ValueError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    return Target("CSV", read_all, {f"{name}.csv": mutate_text for name in TABLES})
+    names = [f"{name}.csv" for name in TABLES]
+    return Target("CSV", lambda f, name: read(f / name), dict.fromkeys(names, mutate_text))
 
 
 def cifar(folder: Path) -> Target:
     """Write a batch of 20 images."""
     record = b"\1" + bytes(3072) + b"\2" + b"\7" * 3072
     (folder / "data_batch_1.bin").write_bytes(record * 10)
-    return Target("CIFAR", read, {"data_batch_1.bin": mutate_bytes})
+    return Target("CIFAR", lambda f, _: read(f), {"data_batch_1.bin": mutate_bytes})
 
 
 def images(folder: Path) -> Target:
@@ -170,7 +160,7 @@ def images(folder: Path) -> Target:
             names.append(f"{'ab'[number % 2]}/{number}.{end}")
             (folder / names[-1]).parent.mkdir(exist_ok=True)
             Image.fromarray(pixels).save(folder / names[-1])
-    return Target("images", read, dict.fromkeys(names, mutate_png))
+    return Target("images", lambda f, _: read(f), dict.fromkeys(names, mutate_png))
 
 
 def trajectories(folder: Path) -> Target:
@@ -178,19 +168,16 @@ def trajectories(folder: Path) -> Target:
     np.savez(folder / "t.npz", states=_x(4, 10, 2), times=np.arange(10.0))
     (folder / "t.csv").write_text(TABLES["trajectories"])
 
-    def read_both(folder: Path) -> None:
-        try:
-            read_trajectories(folder / "t.npz")
-        finally:
-            read_trajectories(folder / "t.csv", positions=True)
+    def read_one(folder: Path, name: str) -> None:
+        read_trajectories(folder / name, positions=name == "t.csv")
 
-    return Target("trajectories", read_both, {"t.npz": mutate_npz, "t.csv": mutate_text})
+    return Target("trajectories", read_one, {"t.npz": mutate_npz, "t.csv": mutate_text})
 
 
 def toml(folder: Path) -> Target:
     """Write a configuration."""
     (folder / "run.toml").write_text(RUN_FILE)
-    return Target("TOML", lambda f: read_config(f / "run.toml"), {"run.toml": mutate_text})
+    return Target("TOML", lambda f, _: read_config(f / "run.toml"), {"run.toml": mutate_text})
 
 
 def groups(folder: Path) -> Target:
@@ -198,14 +185,8 @@ def groups(folder: Path) -> Target:
     (folder / "p.json").write_text('{"name": "cycle", "permutations": [[1, 2, 3, 0]]}')
     flow = {"matrices": [[[-1, 0], [0, 1]]], "lie": [[[0.0, -1.0], [1.0, 0.0]]]}
     (folder / "m.json").write_text(json.dumps({"name": "O(2)", **flow}))
-
-    def read_both(folder: Path) -> None:
-        try:
-            from_file(folder / "p.json")
-        finally:
-            from_file(folder / "m.json")
-
-    return Target("groups", read_both, {"p.json": mutate_json, "m.json": mutate_json})
+    damage: dict[str, Mutate] = {"p.json": mutate_json, "m.json": mutate_json}
+    return Target("groups", lambda f, name: from_file(f / name), damage)
 
 
 def events(folder: Path) -> Target:
@@ -213,7 +194,7 @@ def events(folder: Path) -> Target:
     lines = [json.dumps({"epoch": k, "nll": 1.0 / (k + 1)}) for k in range(5)]
     (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
     return Target(
-        "events", lambda f: read_events(f / "events.jsonl"), {"events.jsonl": mutate_text}
+        "events", lambda f, _: read_events(f / "events.jsonl"), {"events.jsonl": mutate_text}
     )
 
 
@@ -223,7 +204,7 @@ def checkpoints(folder: Path) -> Target:
     state = {"trainings": [training], "decisions": {}}
     place = Checkpoints(folder).save(state, 3, 1).relative_to(folder)
 
-    def load(folder: Path) -> None:
+    def load(folder: Path, _: str) -> None:
         Checkpoints(folder).load()
         _ = Journal(folder).seconds
 
@@ -261,7 +242,7 @@ def networks(folder: Path) -> Target:
         "architecture.json": mutate_json,
         "network.safetensors": mutate_safetensors,
     }
-    return Target("architecture.json", read_network, damage)
+    return Target("architecture.json", lambda f, _: read_network(f), damage)
 
 
 def discoveries(folder: Path) -> Target:
@@ -269,7 +250,7 @@ def discoveries(folder: Path) -> Target:
     _discovery().save(folder / "run")
     np.savez(folder / "new.npz", x=_x(5, 3).astype(np.float32))
 
-    def use(folder: Path) -> None:
+    def use(folder: Path, _: str) -> None:
         try:
             write_report(folder / "run", read_document(folder / "run"))
         finally:
@@ -291,7 +272,7 @@ def fits(folder: Path) -> Target:
     np.savez(folder / "new.npz", x=_x(5, 1, 8, 8).astype(np.float32))
     names = ("config.toml", "events.jsonl", "reading.json", "network.safetensors")
 
-    def use(folder: Path) -> None:
+    def use(folder: Path, _: str) -> None:
         try:
             write_report(folder / "run", read_document(folder / "run"))
         finally:
@@ -312,7 +293,7 @@ def resumes(folder: Path) -> Target:
     x = torch.from_numpy(_x(20, 3)).float()
     y = (x[:, 0] > 0).long()
 
-    def resume(folder: Path) -> None:
+    def resume(folder: Path, _: str = "") -> None:
         for other in (folder / "checkpoints").glob("*"):  # of the last input
             if other != place:
                 shutil.rmtree(other)
@@ -344,7 +325,7 @@ def resumed_discoveries(folder: Path) -> Target:
         shutil.rmtree(folder / "run", ignore_errors=True)
         shutil.copytree(folder / "killed", folder / "run")
 
-    def resume(folder: Path) -> None:
+    def resume(folder: Path, _: str) -> None:
         sr.discover(x, y, epochs=1, out=folder / "run")
 
     damage: dict[str, Mutate] = {
@@ -359,7 +340,7 @@ def manifests(folder: Path) -> Target:
     """Write the run folder of a discovery; its manifest is changed."""
     _discovery().save(folder / "run")
 
-    def use(folder: Path) -> None:
+    def use(folder: Path, _: str) -> None:
         read_manifest(folder / "run")
         read_document(folder / "run")
 
@@ -379,7 +360,7 @@ def tars(folder: Path) -> Target:
         archive.addfile(tarfile.TarInfo("../../outside"), io.BytesIO())
     (folder / "all.tar").write_bytes(buffer.getvalue())
 
-    def fetch(folder: Path) -> None:
+    def fetch(folder: Path, _: str) -> None:
         sent = (folder / "all.tar").read_bytes()
         sent = gzip.compress(sent, 1) if not sent.startswith(b"\x1f\x8b") else sent
 
