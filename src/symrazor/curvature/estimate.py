@@ -188,7 +188,7 @@ class CurvatureTask:
         """The structure of the blocks."""
         return STRUCTURES[self.method.structure]
 
-    @property
+    @cached_property
     def theta(self) -> dict[str, nn.Parameter]:
         """Trainable weights by name."""
         return weights(self.model)
