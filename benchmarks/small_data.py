@@ -69,6 +69,23 @@ def prepared(file: Path, seed: int, count: int) -> tuple[tuple[Tensor, Tensor], 
     return ((x - mean) / scale, y.long()), ((x_test - mean) / scale, y_test.long())
 
 
+def development(file: Path, seed: int, count: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return training and held-out data that are both from the training data of a file.
+
+    Settings may be chosen by them. Images are those that seeds 2 and 3 of `prepared` train on, half
+    for each purpose; the seed changes their order. Of series, each half of the training set.
+    """
+    with np.load(file) as arrays:
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    if x.dtype == torch.uint8:
+        x, y = x[2 * count : 4 * count].float() / 255, y[2 * count : 4 * count]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, held_out = order[: (len(x) + 1) // 2], order[(len(x) + 1) // 2 :]
+    mean, scale = x[train].mean(), x[train].std()
+    x = (x - mean) / scale
+    return (x[train], y[train].long()), (x[held_out], y[held_out].long())
+
+
 def full_size(file: Path, count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the first training images, and the test images, in [0, 1]."""
     with np.load(file) as arrays:

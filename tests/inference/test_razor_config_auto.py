@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Method, estimate_curvature
-from symrazor.inference import razor_config
-from symrazor.inference.razor_config import exact_method, resolve
+from symrazor.inference import razor, razor_config
+from symrazor.inference.razor_config import exact_method, exact_products, resolve
 
 AUTO = Method(structure="auto", estimator="mc")
 
@@ -90,3 +90,27 @@ def test_fit_returns_the_evidence_in_another_structure() -> None:
     assert "Curvature: full Gauss-Newton matrix." in fit.reading.verdict
     kron = fit.razor.evidence(fit.data)
     assert float(kron.log_evidence) != pytest.approx(float(exact.log_evidence), rel=1e-6)
+
+
+def test_fit_uses_the_exact_matrix_by_default_where_it_is_cheap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batches = _case()
+    data = tuple(torch.cat(parts) for parts in zip(*batches, strict=True))
+    fit = sr.fit(model, data, epochs=2)
+    exact = fit.razor.evidence(fit.data, structure="full")
+    assert fit.evidence.is_exact
+    assert float(fit.evidence.log_evidence) == pytest.approx(float(exact.log_evidence), rel=1e-9)
+    assert "Curvature: full Gauss-Newton matrix." in fit.reading.verdict
+    for options in ({"evidence_structure": None}, {"structure": "diag"}):
+        assert not sr.fit(_case()[0], data, epochs=2, **options).evidence.is_exact
+    monkeypatch.setattr(razor, "MAX_READING_PRODUCTS", 0)
+    fit = sr.fit(_case()[0], data, epochs=2)
+    assert fit.evidence.structure == "Kronecker factors"
+    assert "Curvature: Kronecker factors, error unknown." in fit.reading.verdict
+
+
+def test_the_cost_of_the_exact_matrix() -> None:
+    assert exact_products(AUTO, 500, 10**6) == 500**2 * (10**6 + 500)
+    assert exact_products(AUTO, 10**6, 500) == 500**2 * (10**6 + 500)
+    assert exact_products(AUTO, 10**6, 10**4) == float("inf")

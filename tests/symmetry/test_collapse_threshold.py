@@ -95,7 +95,7 @@ def test_the_evidence_chooses_the_threshold(pair_fit: sr.Fit) -> None:
     groups = {k: v for k, v in sr.layers.path_groups(pair_fit.model).items() if k != dead}
     del old[dead]
     razor = sr.Razor(one, "categorical", 300, prior_groups=groups, prior_precision=old)
-    expected = float(razor.evidence(pair_fit.data).log_evidence)
+    expected = float(razor.evidence(pair_fit.data, structure="auto").log_evidence)
     assert candidates[1]["log_evidence"] == pytest.approx(expected, rel=1e-6)
 
 
@@ -104,9 +104,9 @@ def test_shares_from_a_reading_or_a_razor(pair_fit: sr.Fit) -> None:
     by_reading = sr.collapse(pair_fit.model, x, shares=pair_fit.reading, threshold=0.3)
     by_fit = pair_fit.collapse(threshold=0.3, example_input=x)
     assert by_reading.collapse_report["layers"] == by_fit.collapse_report["layers"]
-    by_razor = sr.collapse(
-        pair_fit.model, x, threshold="evidence", razor=pair_fit.razor, loader=pair_fit.data
-    ).collapse_report["threshold"]
+    options = {"razor": pair_fit.razor, "loader": pair_fit.data, "structure": "auto"}
+    by_razor = sr.collapse(pair_fit.model, x, threshold="evidence", **options).collapse_report
+    by_razor = by_razor["threshold"]
     assert by_razor == pair_fit.collapse().collapse_report["threshold"]
 
 

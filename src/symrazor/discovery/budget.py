@@ -35,7 +35,7 @@ from symrazor.training.checkpoint import fingerprint
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit
 from symrazor.training.loop import clock
-from symrazor.training.options import FitConfig
+from symrazor.training.options import AFFORDABLE, FitConfig
 
 PLAN = "plan.json"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
@@ -315,6 +315,8 @@ def comparison_config(question: Question, options: Options) -> FitConfig:
     if it is cheap for all structures.
     """
     config = question.config or FitConfig(lr=1e-2).change(estimator="mc")
+    if config.evidence_structure == AFFORDABLE:  # evidences are compared: one structure for all
+        config = replace(config, evidence_structure=None)
     products = exact_products(question, training_samples(len(question.train[1])))
     minutes = options.minutes if options.minutes >= MIN_EXACT_MINUTES else 0.0
     if question.config is None and products <= EXACT_STEP_PRODUCTS * minutes:

@@ -221,7 +221,8 @@ def _confirmed(
     A large data set also has an ordinary network, which was trained for longer.
     """
     started, n = clock.now(), len(question.train[1])
-    config = FitConfig(lr=1e-2, seed=options.seed, progress=False).change(estimator="mc")
+    config = FitConfig(lr=1e-2, seed=options.seed, progress=False, evidence_structure=None)
+    config = config.change(estimator="mc")
     config = replace(config, device=options.resolved_device())
     order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
     count = min(MAX_CHECK, int(CHECK_SHARE * n))

@@ -147,7 +147,8 @@ def run_row(table: Table, row: Row, options: Options, seed: int, data: Images) -
     """Train one network and return its figures."""
     train, test = data
     base = table.config(row, options.small)
-    config = _config(base, row, options, len(train[1])).change(seed=seed)
+    config = _config(base, row, options, len(train[1]))
+    config = config.change(seed=seed, evidence_structure=None)  # as in the papers
     torch.manual_seed(seed)
     channels, size = train[0].shape[1], train[0].shape[-1]
     alpha = table.alpha[options.small]

@@ -38,7 +38,7 @@ NAME = "hidden-symmetry"
 PLACES = 8
 WIDTH = 6
 NOISE = 0.1
-CONFIG = sr.FitConfig(epochs=100, batch_size=128, lr=2e-2, every=3)
+CONFIG = sr.FitConfig(epochs=100, batch_size=128, lr=2e-2, every=3, evidence_structure=None)
 ROWS = ("set", "order", "periodic", "position", "hidden", "at once")
 
 

@@ -164,7 +164,7 @@ def _augmented(job: Job, wide: bool) -> Augmented:
 
 
 def _by_evidence(job: Job, model: nn.Module) -> Run:
-    fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed))
+    fit = sr.fit(model, job.train, config=job.config.change(seed=job.seed, evidence_structure=None))
     shape = tuple(job.train[0].shape[1:])
     return {
         "log_evidence": float(fit.evidence.log_evidence),

@@ -85,7 +85,8 @@ def run_row(row: str, seed: int, options: lila.Options) -> Run:
         model = Augmented(model, augment, average=options.average or "joint")
     epochs = options.epochs or (2 if options.small else 40)
     config = lila.fit_config(options, epochs, every=max(1, epochs // 20), lr=4e-3, batch=128)
-    fit = sr.fit(model.to(options.resolved_device), pair, config=config.change(seed=seed))
+    config = config.change(seed=seed, evidence_structure=None)
+    fit = sr.fit(model.to(options.resolved_device), pair, config=config)
     finer = model.refined(FINER) if isinstance(model, Augmented) else model
     return {
         "n": len(pair[1]),

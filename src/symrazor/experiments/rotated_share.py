@@ -87,7 +87,9 @@ def data(options: Options) -> Images:
 def row(options: Options, seed: int, turn: bool, sets: Images) -> dict[str, Any]:
     """Train one network and return the share of the rotation path."""
     (x, y), test = transformed(sets, turned) if turn else sets
-    config = options.config.change(seed=seed, device=options.resolved_device)
+    config = options.config.change(
+        seed=seed, device=options.resolved_device, evidence_structure=None
+    )
     torch.manual_seed(seed)
     model = network(x.shape[-1], options.width)
     reading = sr.fit(model, (x, y), test=test, config=config).reading

@@ -41,7 +41,7 @@ from symrazor.layers.relaxed import FREE_PATH_PRECISION, start_near_
 
 NAME = "selection"
 NOISE = 0.1
-CONFIG = sr.FitConfig(epochs=60, batch_size=64, lr=2e-2, every=3)
+CONFIG = sr.FitConfig(epochs=60, batch_size=64, lr=2e-2, every=3, evidence_structure=None)
 LOOSE = 0.1
 """Precision of the paths of smaller groups until the first evidence step, with start "loose"."""
 Start = Literal["near", "loose"]

@@ -108,7 +108,10 @@ def train(
     free = precision if start == "given" else None  # "near" has a precision of its own
     config = base.change(seed=seed, free_precision=free, start=start, epochs=epochs)
     config = config.change(
-        device=options.resolved_device, progress=False, switch_off=options.switch_off
+        device=options.resolved_device,
+        progress=False,
+        switch_off=options.switch_off,
+        evidence_structure=None,
     )
     reading = sr.fit(model, training, test=test, config=config).reading
     relaxed = [layer for layer in reading.layers if layer.relaxed]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from symrazor.core.errors import DivergenceError
 from symrazor.core.prior import Prior
-from symrazor.curvature.estimate import Curvature
+from symrazor.curvature.estimate import Curvature, Method
 from symrazor.linalg.kernel import Kernel, SubsetKernel
 
 ByName = Mapping[str, Tensor]
@@ -60,6 +60,11 @@ class Evidence:
     effective_parameters: dict[str, float] = field(default_factory=dict)
     structure: str = ""
     gap: float | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the curvature is the full Gauss-Newton matrix."""
+        return self.structure == Method(structure="full").description
 
     @property
     def complexity(self) -> Tensor:

@@ -51,10 +51,12 @@ from symrazor.inference.evidence import Evidence, laplace_evidence, log_curvatur
 from symrazor.inference.hyper_updates import hyper_gradient, update_hyperparameters_
 from symrazor.inference.posterior import Posterior
 from symrazor.inference.razor_config import (
+    MAX_READING_PRODUCTS,
     RazorConfig,
     State,
     check_no_kronecker,
     copy_state,
+    exact_products,
     load_razor_state,
     razor_state,
     remember_razor,
@@ -290,6 +292,12 @@ class Razor:
             methods = self._automatic(method, loader, subset)
         estimates = [self._estimate(m, loader, subset, keep_graph) for m in methods]
         return tightest(estimates, self.prior, self._theta())
+
+    def is_exact_affordable(self) -> bool:
+        """Return whether "auto" stands for the exact curvature, at a cost of a few seconds."""
+        n_weights = sum(value.numel() for value in weights(self.model).values())
+        n_rows = self.n_data * max_over_processes(self._n_columns)
+        return exact_products(self.method, n_weights, n_rows) <= MAX_READING_PRODUCTS
 
     def _automatic(self, method: Method, loader: Loader, subset: int | None) -> list[Method]:
         """Return the methods that "auto" stands for."""

@@ -38,6 +38,8 @@ MAX_KERNEL_ROWS = 6000
 """Samples times outputs up to which the matrix over them is used: at most 10 s on two CPU cores."""
 MAX_KERNEL_PRODUCTS = 2e12
 """Squared rows times weights: a bound of the multiplications for all inner products of rows."""
+MAX_READING_PRODUCTS = 2e11
+"""Multiplications of an exact evidence that `fit` computes by default: seconds on a CPU core."""
 MAX_BLOCK_PRODUCTS = 2e11
 """Multiplications for the inner products within blocks of samples."""
 MIN_BLOCK = 10
@@ -275,6 +277,16 @@ def exact_method(method: Method, n_weights: int, n_rows: int) -> Method | None:
     if n_rows <= MAX_KERNEL_ROWS and n_rows**2 * n_weights <= MAX_KERNEL_PRODUCTS:
         return replace(method, structure="kernel", estimator="exact")
     return replace(method, structure="full", estimator="exact") if is_full_affordable else None
+
+
+def exact_products(method: Method, n_weights: int, n_rows: int) -> float:
+    """Return the multiplications of an exact evidence, approximately; infinite if unaffordable."""
+    exact = exact_method(method, n_weights, n_rows)
+    if exact is None:
+        return math.inf
+    is_kernel = exact.structure == "kernel"
+    size, length = (n_rows, n_weights) if is_kernel else (n_weights, n_rows)
+    return float(size) ** 2 * (length + size)
 
 
 def resolve(method: Method, n_weights: int, n_data: int, n_columns: int) -> list[Method]:

@@ -256,8 +256,11 @@ class Dense(Block):
     def covariance(self, log_precision: LogPrecisions, jacobian: Jacobians) -> Covariances:
         r"""Return $(L^{-1} J^\top)^\top (L^{-1} J^\top)$."""
         L = self._cholesky(log_precision)
-        half: Tensor = torch.linalg.solve_triangular(L, jacobian.double().mT, upper=False)
-        return half.mT @ half
+        # All samples at once: torch would copy the matrix for each sample of a batch.
+        rows = jacobian.double().flatten(0, 1)
+        half: Tensor = torch.linalg.solve_triangular(L, rows.mT, upper=False).mT
+        half = half.unflatten(0, jacobian.shape[:2])
+        return half @ half.mT
 
 
 @dataclass

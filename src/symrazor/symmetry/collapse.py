@@ -62,6 +62,7 @@ def collapse(
     threshold: float | Literal["evidence"] | None = None,
     razor: Razor | None = None,
     loader: Loader | None = None,
+    structure: str | None = None,
 ) -> nn.Module:
     """Return the network as plain torch modules, without the paths that the evidence switched off.
 
@@ -81,6 +82,7 @@ def collapse(
             the highest Laplace evidence, at the current weights and precisions.
         razor: the razor of the model, for "evidence".
         loader: the training data, for "evidence".
+        structure: structure of the curvature, for "evidence"; None for that of the razor.
 
     Returns:
         A copy in eval mode. Its attribute `collapse_report` is a JSON-ready dictionary with the
@@ -101,9 +103,10 @@ def collapse(
                 "training data. Pass both, or a number as threshold."
             )
         if shares is None:
-            shares = path_shares(model, razor.evidence(loader).effective_parameters)
+            evidence = razor.evidence(loader, structure=structure)
+            shares = path_shares(model, evidence.effective_parameters)
         known = match_shares(shares, relaxed)
-        choice = choose_by_evidence(before, relaxed, known, razor, loader)
+        choice = choose_by_evidence(before, relaxed, known, razor, loader, structure)
     else:
         choice = _fixed_threshold(threshold, shares)
         known = match_shares(shares, relaxed)
@@ -256,7 +259,12 @@ class _DroppedPath(nn.Module):
 
 
 def choose_by_evidence(
-    model: nn.Module, relaxed: Mapping[str, Relaxed], shares: Shares, razor: Razor, loader: Loader
+    model: nn.Module,
+    relaxed: Mapping[str, Relaxed],
+    shares: Shares,
+    razor: Razor,
+    loader: Loader,
+    structure: str | None = None,
 ) -> Choice:
     """Return the threshold with the highest evidence, the largest one of equals."""
     distinct = sorted({s for values in shares.values() for s in values if s is not None})
@@ -279,7 +287,7 @@ def choose_by_evidence(
                 copy.deepcopy(razor.likelihood),
             )
             trial = Razor(pruned, likelihood, razor.n_data, razor.config, prior)
-            value = float(trial.evidence(loader).log_evidence)
+            value = float(trial.evidence(loader, structure=structure).log_evidence)
             dropped = sum(map(len, drop.values()))
             candidates.append({"threshold": threshold, "dropped": dropped, "log_evidence": value})
             advance()

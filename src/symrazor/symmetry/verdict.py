@@ -324,7 +324,9 @@ def evidence_sentences(
         f"data point): fit {float(evidence.log_likelihood):,.1f}, complexity "
         f"{float(evidence.complexity):,.1f}. Effective parameters: {effective:,.0f} of {total:,}."
     )
-    if evidence.structure not in ("", Method().description):
+    if evidence.structure == Method().description:
+        text += f" Curvature: {evidence.structure}, error unknown."
+    elif evidence.structure:
         text += f" Curvature: {evidence.structure}{_gap_in_words(evidence)}."
     if at_bound:
         text += f" Prior precision at its bound: {', '.join(at_bound)}."

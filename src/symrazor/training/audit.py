@@ -17,7 +17,7 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.core.validation import counted
+from symrazor.curvature.estimate import AUTO
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import free_groups
 from symrazor.symmetry.equivariance import Action, equivariance_error, translations
 from symrazor.symmetry.relax import relax
 from symrazor.training.fit import fit
-from symrazor.training.options import FitConfig
+from symrazor.training.options import AFFORDABLE, FitConfig
 
 EXACT = 0.01
 """Error below which a map counts as equivariant."""
@@ -309,12 +310,14 @@ def _compare_evidence(
     except ValueError as error:
         result.notes.append(f"No evidence run: {error}")
         return
-    values = []
-    for network in (strict, relaxed):
-        found = fit(network, data, copy.deepcopy(rule), config=config)
-        values.append(float(found.evidence.log_evidence))
+    found = fit(relaxed, data, copy.deepcopy(rule), config=config)
+    if config.evidence_structure == AFFORDABLE:  # the same structure for both
+        structure = AUTO if found.evidence.is_exact else None
+        config = replace(config, evidence_structure=structure)
+    without = fit(strict, data, copy.deepcopy(rule), config=config)
     result.reading, result.epochs = str(found.reading), config.epochs
-    result.free_path_gain = values[1] - values[0]
+    gain = found.evidence.log_evidence - without.evidence.log_evidence
+    result.free_path_gain = float(gain)
     free = {name for g in free_groups(relaxed) for name in found.razor.prior.members(g)}
     gamma = found.evidence.effective_parameters
     total = sum(gamma.values())

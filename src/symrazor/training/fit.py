@@ -30,6 +30,7 @@ from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.core.validation import counted
 from symrazor.curvature.coverage import check_output_precision
+from symrazor.curvature.estimate import AUTO
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.data.batches import as_tensor
 from symrazor.data.streams import Column, as_samples
@@ -55,7 +56,7 @@ from symrazor.training.evidence_training import (
 )
 from symrazor.training.fit_document import document_of
 from symrazor.training.loop import Callback, Record, check_callbacks
-from symrazor.training.options import FitConfig
+from symrazor.training.options import AFFORDABLE, FitConfig
 
 log = logging.getLogger("symrazor")
 
@@ -160,6 +161,7 @@ class Fit:
                 threshold=threshold,
                 razor=self.razor,
                 loader=self.data,
+                structure=AUTO if self.evidence.is_exact else None,
             )
 
     def report(self, file: str | Path, **about: Any) -> Path:
@@ -301,7 +303,7 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     on_cpu = min(EVALUATION_BATCH, max_curvature_batch(x))
     batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
     unshuffled = TensorLoader(x, y, min(len(y), batch_size))
-    structure = training.options.evidence_structure
+    structure = _reading_structure(training)
     samples = training.options.evidence_samples
     is_part = samples is not None and samples < len(y)
     loader = training.curvature_data if is_part else unshuffled  # the first of shuffled samples
@@ -321,6 +323,17 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     if pruned:
         reading = replace(reading, verdict=f"{PRUNED} {reading.verdict}")
     return Fit(model, razor, evidence, reading, history, unshuffled, pruned)
+
+
+def _reading_structure(training: Training) -> str | None:
+    """Return the structure of the evidence of the returned state, None for that of the steps."""
+    structure, razor = training.options.evidence_structure, training.razor
+    if structure != AFFORDABLE:
+        return structure
+    has_factors = razor.method.structure == "kron" and razor.method.estimator != "empirical"
+    if has_factors and not razor.prior.diagonal and razor.is_exact_affordable():
+        return AUTO
+    return None
 
 
 def _is_pruned(history: Sequence[Record], likelihood: Likelihood, f: Tensor, y: Tensor) -> bool:

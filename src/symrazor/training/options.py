@@ -48,6 +48,8 @@ MAY_CHANGE_ON_RESUME = {
     *("keep", "patience", "restart", "save", "resume", "save_every", "device", "progress"),
 }
 """Options that do not affect the weights of a step."""
+AFFORDABLE = "affordable"
+"""Default of `FitConfig.evidence_structure`."""
 DEFAULT_WARMUP = 0.05
 """Fraction of all steps in which the learning rate rises."""
 BURN_IN_FRACTION = 0.2
@@ -99,8 +101,11 @@ class FitConfig:
             That is `batch_size` if the network has hyperparameters, else 250 on a GPU, and at least
             250 with at most 400,000 input numbers on a CPU.
         evidence_structure: structure of the curvature for the evidence and the shares of the
-            returned state. "auto" uses the exact curvature if it is affordable; None: the
-            `structure` of the evidence steps. `RazorConfig` lists all structures.
+            returned state. "affordable" uses the exact curvature where evidence steps have
+            Kronecker factors and it takes a few seconds (`Razor.is_exact_affordable`), else the
+            `structure` of the evidence steps. "auto" replaces an exact curvature that costs too
+            much by lower bounds. None: the `structure` of the evidence steps. `RazorConfig` lists
+            all structures.
         evidence_samples: samples for the evidence of the returned state, scaled up; None for all.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
@@ -131,7 +136,7 @@ class FitConfig:
     burn_in_most: int | None = None
     subset: int | None = None
     evidence_batch: int | None = None
-    evidence_structure: str | None = None
+    evidence_structure: str | None = AFFORDABLE
     evidence_samples: int | None = None
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
@@ -150,7 +155,7 @@ class FitConfig:
         if str(self.optimizer) == "sam":
             raise ValueError("Unknown optimizer 'sam'. Use optimizer='sgd', sam_radius=0.05.")
         check_types(self)
-        if self.evidence_structure is not None:
+        if self.evidence_structure not in (None, AFFORDABLE):
             replace(self.razor, structure=self.evidence_structure)  # checks the name
         self._check_ranges()
         if self.sam_from and self.sam_radius is None:

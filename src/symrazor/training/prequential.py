@@ -220,7 +220,7 @@ def _fit_config(options: dict[str, Any]) -> FitConfig:
             f"prequential does not accept {misplaced[0]!r}: it trains several networks. Remove it; "
             "pass options of FitConfig one by one."
         )
-    return FitConfig(progress=False).change(**options)
+    return FitConfig(progress=False, evidence_structure=None).change(**options)
 
 
 def _check_count(name: str, value: object, least: int) -> None:
