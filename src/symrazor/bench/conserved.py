@@ -57,7 +57,7 @@ class Row:
         rollout_ratio: error of rollouts over 100 steps from noise-free states that start elsewhere,
             relative to the better one of linear least squares and a sparse regression; None if no
             vector field was fitted.
-        seconds: run time of `find_conserved`.
+        seconds: CPU time of `find_conserved`: its run time on one core.
     """
 
     system: str
@@ -123,9 +123,9 @@ def _measure_by_name(name: str, seed: int, noise: float) -> Row:
 def measure(case: Case, seed: int, noise: float) -> Row:
     """Run one system once."""
     data = with_relative_noise(case.simulate(seed), noise, seed)
-    started = time.perf_counter()
+    started = time.process_time()
     findings = find_conserved(data, seed=seed)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     false = count_false(findings, case.simulate(seed + CHECK_SEED))
     true_quantities = len(findings.quantities) - false
     false += max(0, true_quantities - case.quantities)

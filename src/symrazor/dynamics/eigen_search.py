@@ -66,7 +66,7 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
         conserved = _quantities(features, basis, combined, z)
     rest = full.vectors[:, accepted:plausible]
     others = [replace(fit, vectors=fit.vectors[:, accepted:plausible]) for fit in fits]
-    return conserved, _quantities(features, rest, others, z)
+    return simplify(features, conserved), _quantities(features, rest, others, z)
 
 
 def _leading(true: Tensor) -> int:
@@ -99,28 +99,34 @@ def _quantities(
         coefficients[kept] = raw / raw[pivot]
         errors[kept] = ((FOLDS - 1) / FOLDS * folds.square().sum(0)).sqrt()
         limit = max(variation, 0.0) + z * error
-        quantity = Quantity(library, coefficients, errors, p, variation, limit, noise, spread, None)
-        quantities.append(replace(quantity, simple=_simplify(features, quantity)))
+        quantities.append(
+            Quantity(library, coefficients, errors, p, variation, limit, noise, spread, None)
+        )
     return quantities
 
 
-def _simplify(features: Features, quantity: Quantity) -> Simple | None:
-    """Return a quantity with simple coefficients if the data cannot tell it from the estimate.
+def simplify(features: Features, quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Add simple formulas where the data cannot tell them from the estimates.
 
     Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it.
     """
-    c = quantity.coefficients
+    if not quantities:
+        return []
+    c = torch.stack([quantity.coefficients for quantity in quantities])
+    errors = torch.stack([quantity.errors for quantity in quantities])
     nearest = (2 * c).round() / 2
-    near = (c - nearest).abs() <= SIMPLE_ERRORS * quantity.errors
-    simple = torch.where(near, nearest, c)
-    if bool((simple == c).all()):
-        return None
-    scaled = (simple[features.kept] * features.scale)[:, None]
-    p, *_ = run_test(features, [fixed_direction(scaled)] * FOLDS, 1)
-    if not float(p[0]) >= MIN_SIMPLE_P:
-        return None
-    formula = format_terms(simple, quantity.library.names, quantity.spread)
-    return Simple(simple, formula, float(p[0]))
+    simple = torch.where((c - nearest).abs() <= SIMPLE_ERRORS * errors, nearest, c)
+    scaled = (simple[:, features.kept] * features.scale).mT
+    p, *_ = run_test(features, [fixed_direction(scaled)] * FOLDS, len(quantities))
+    return [
+        replace(
+            quantity,
+            simple=Simple(row, format_terms(row, quantity.library.names, quantity.spread), value)
+            if value >= MIN_SIMPLE_P and bool((row != quantity.coefficients).any())
+            else None,
+        )
+        for quantity, row, value in zip(quantities, simple, p.tolist(), strict=True)
+    ]
 
 
 def tested_quantities(combinations: Combinations, sample: Sample, level: float) -> list[Quantity]:
@@ -145,8 +151,8 @@ def tested_quantities(combinations: Combinations, sample: Sample, level: float) 
             noise,
             spread,
         )
-        quantities.append(replace(quantity, simple=_simplify(features, quantity)))
-    return quantities
+        quantities.append(quantity)
+    return simplify(features, quantities)
 
 
 def normal_quantile(p: float) -> float:

@@ -1,8 +1,8 @@
 r"""Vector fields $\dot x = f(x)$ from libraries of functions, with few parameters.
 
 - `FreeField`: every component is a combination of the functions of a library.
-- `HamiltonianField`: $\dot x = B \nabla H(x)$ with a combination H and an antisymmetric matrix B,
-  the symplectic form in canonical coordinates.
+- `HamiltonianField`: $\dot x = J \nabla H(x)$ with a combination H, in canonical coordinates.
+- `NewtonianField`: positions and velocities of masses in a potential; the masses are parameters.
 
 Both take a batch of parameters, so that derivatives with respect to them are differences. With
 fixed parameters `torch.fx` can trace them.
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from symrazor.dynamics.library import Library
+from symrazor.dynamics.mechanics import symplectic_form
 
 STEP = 1e-5
 """Step of differences in a parameter, relative to its typical size."""
@@ -41,6 +42,11 @@ class ParametricField(ABC):
     @abstractmethod
     def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return the velocities with the current parameters."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> tuple[object, ...]:
+        """The functions that are used, without coefficients: equal for equal models."""
 
     @abstractmethod
     def only(self, kept: Bool[Tensor, "k"]) -> "ParametricField":
@@ -86,6 +92,15 @@ class FreeField(ParametricField):
         full[self.active] = self.parameters
         return full
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """The names of the functions of each component."""
+        names = ["1", *self.library.names]
+        return tuple(
+            tuple(name for name, used in zip(names, column.tolist(), strict=True) if used)
+            for column in self.active.mT
+        )
+
     def velocity(self, x: Float[Tensor, "p n d"], parameters: Float[Tensor, "p k"]) -> Tensor:
         """Return the velocities at states of each batch, with its parameters."""
         p, n, _ = x.shape
@@ -117,25 +132,46 @@ class FreeField(ParametricField):
         ]
 
 
-class HamiltonianField(ParametricField):
-    """The field of an energy.
+class EnergyField(ParametricField):
+    """A field that conserves an energy.
+
+    Attributes:
+        to_canonical: [d, d], maps states to canonical coordinates.
+    """
+
+    to_canonical: Float[Tensor, "d d"]
+
+    @abstractmethod
+    def energy_in(
+        self, library: Library, errors: Float[Tensor, "k"]
+    ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]] | None:
+        """Return the energy as coefficients of a library, with standard errors.
+
+        None if the library lacks a function. `errors` are those of the parameters.
+        """
+
+
+class HamiltonianField(EnergyField):
+    """The field of an energy in canonical coordinates.
 
     Args:
         library: functions of the energy.
         scale: [m], typical size of each coefficient.
-        form: [d, d], the antisymmetric matrix B.
         parameters: [m], coefficients.
     """
 
     def __init__(
-        self,
-        library: Library,
-        scale: Float[Tensor, "m"],
-        form: Float[Tensor, "d d"],
-        parameters: Float[Tensor, "m"],
+        self, library: Library, scale: Float[Tensor, "m"], parameters: Float[Tensor, "m"]
     ) -> None:
-        self.library, self.scale, self.form = library, scale, form
+        d = len(library.coordinates)
+        self.library, self.scale, self.form = library, scale, symplectic_form(d // 2)
         self.parameters, self.steps = parameters, STEP * scale
+        self.to_canonical = torch.eye(d, dtype=torch.float64)
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """The names of the functions of the energy."""
+        return ("energy", *self.library.names)
 
     def velocity(self, x: Float[Tensor, "p n d"], parameters: Float[Tensor, "p k"]) -> Tensor:
         """Return the velocities at states of each batch, with its parameters."""
@@ -154,22 +190,109 @@ class HamiltonianField(ParametricField):
     def only(self, kept: Bool[Tensor, "k"]) -> "HamiltonianField":
         """Return the field with the kept parameters; all others are zero."""
         library = self.library.subset(kept.nonzero()[:, 0].tolist())
-        return HamiltonianField(library, self.scale[kept], self.form, self.parameters[kept])
+        return HamiltonianField(library, self.scale[kept], self.parameters[kept])
 
     def formulas(self, names: Sequence[str]) -> list[str]:
         """Return the energy."""
         return [f"energy = {_sum(self.parameters.tolist(), self.library.names)}"]
 
-    def coefficients_in(
-        self, library: Library, parameters: Float[Tensor, "m"]
-    ) -> Float[Tensor, "k"] | None:
-        """Return parameters as coefficients of another library; None if it lacks a function."""
-        place = {name: k for k, name in enumerate(library.names)}
-        if any(name not in place for name in self.library.names):
+    def energy_in(
+        self, library: Library, errors: Float[Tensor, "k"]
+    ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]] | None:
+        """Return the energy as coefficients of a library, with standard errors."""
+        places = _places(self.library.names, library)
+        if places is None:
             return None
-        coefficients = torch.zeros(len(library), dtype=parameters.dtype)
-        coefficients[[place[name] for name in self.library.names]] = parameters
-        return coefficients
+        return _at(places, self.parameters, library), _at(places, errors, library)
+
+
+class NewtonianField(EnergyField):
+    r"""Masses in a potential: $\dot q = v$, $\dot v_i = -\mu_i \partial_i V(q)$.
+
+    Args:
+        library: functions of the potential.
+        scale: typical size of each parameter.
+        parameters: coefficients of the potential, then the inverse masses $\mu_2, ..., \mu_n$; the
+            first mass is 1.
+    """
+
+    def __init__(
+        self, library: Library, scale: Float[Tensor, "k"], parameters: Float[Tensor, "k"]
+    ) -> None:
+        self.library, self.scale = library, scale
+        self.parameters, self.steps = parameters, STEP * scale
+        self.n = len(library.coordinates) // 2
+
+    @property
+    def inverse_masses(self) -> Float[Tensor, "n"]:
+        """Inverse masses relative to the first."""
+        rest = self.parameters[len(self.library) :]
+        return torch.cat([torch.ones_like(rest[:1]), rest])
+
+    @property
+    def to_canonical(self) -> Float[Tensor, "d d"]:  # type: ignore[override]
+        """The diagonal matrix of ones and masses."""
+        masses = 1 / self.inverse_masses
+        return torch.diag(torch.cat([torch.ones_like(masses), masses]))
+
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """The names of the functions of the potential."""
+        return ("masses", *self.library.names)
+
+    def velocity(self, x: Float[Tensor, "p n d"], parameters: Float[Tensor, "p k"]) -> Tensor:
+        """Return the velocities at states of each batch, with its parameters."""
+        (p, n, _), m = x.shape, len(self.library)
+        weights = parameters[:, None, :m].expand(p, n, -1).flatten(0, 1)
+        gradient = self.library.weighted_gradient(x.flatten(0, 1), weights).unflatten(0, (p, n))
+        inverse = torch.cat([torch.ones_like(parameters[:, :1]), parameters[:, m:]], 1)
+        return torch.cat([x[..., self.n :], -inverse[:, None] * gradient[..., : self.n]], -1)
+
+    def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return the velocities with the current parameters."""
+        coefficients = self.parameters[: len(self.library)].unsqueeze(0)
+        gradient = self.library.weighted_gradient(x, coefficients)
+        return torch.cat([x[:, self.n :], -self.inverse_masses * gradient[:, : self.n]], -1)
+
+    def only(self, kept: Bool[Tensor, "k"]) -> "NewtonianField":
+        """Return the field with the kept functions; masses are always kept."""
+        kept = kept.clone()
+        kept[len(self.library) :] = True
+        library = self.library.subset(kept[: len(self.library)].nonzero()[:, 0].tolist() or [0])
+        return NewtonianField(library, self.scale[kept], self.parameters[kept])
+
+    def formulas(self, names: Sequence[str]) -> list[str]:
+        """Return masses and potential."""
+        masses = ", ".join(f"{1 / m:.3g}" for m in self.inverse_masses.tolist())
+        potential = _sum(self.parameters[: len(self.library)].tolist(), self.library.names)
+        return [f"masses of {', '.join(names[: self.n])} = {masses}", f"potential = {potential}"]
+
+    def energy_in(
+        self, library: Library, errors: Float[Tensor, "k"]
+    ) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]] | None:
+        """Return the energy as coefficients of a library, with standard errors."""
+        squares = [f"{name}^2" for name in library.coordinates[self.n :]]
+        places = _places([*self.library.names, *squares], library)
+        if places is None:
+            return None
+        m, inverse = len(self.library), self.inverse_masses
+        inverse_errors = torch.cat([torch.zeros_like(errors[:1]), errors[m:]])
+        return (
+            _at(places, torch.cat([self.parameters[:m], 0.5 / inverse]), library),
+            _at(places, torch.cat([errors[:m], 0.5 * inverse_errors / inverse**2]), library),
+        )
+
+
+def _places(names: Sequence[str], library: Library) -> list[int] | None:
+    """Return the places of functions in a library; None if it lacks one."""
+    place = {name: k for k, name in enumerate(library.names)}
+    return [place[name] for name in names] if all(name in place for name in names) else None
+
+
+def _at(places: Sequence[int], values: Tensor, library: Library) -> Float[Tensor, "m"]:
+    full = torch.zeros(len(library), dtype=values.dtype)
+    full[places] = values
+    return full
 
 
 def _sum(coefficients: Sequence[float], names: Sequence[str]) -> str:

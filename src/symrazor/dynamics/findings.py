@@ -10,6 +10,7 @@ from torch import Tensor
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.noise import NoiseEstimate
 from symrazor.dynamics.simulators import Choice
+from symrazor.dynamics.symplectic import Structure
 
 MIN_TERM, MAX_TERMS = 0.02, 8
 """Terms of a formula: their smallest contribution relative to the largest one, and their number."""
@@ -122,6 +123,7 @@ class Findings:
         skipped: libraries that were not searched, with the reason.
         noise: of the states.
         fields: fitted vector fields.
+        structure: masses or symplectic form of coordinates that are not canonical.
         names: of the coordinates.
     """
 
@@ -132,6 +134,7 @@ class Findings:
     skipped: list[str] = field(default_factory=list)
     noise: NoiseEstimate | None = None
     fields: Choice = field(default_factory=Choice)
+    structure: Structure | None = None
     names: list[str] = field(default_factory=list)
 
     @property

@@ -41,13 +41,14 @@ from torch import Tensor
 
 from symrazor.dynamics.eigen_search import search, tested_quantities
 from symrazor.dynamics.field_invariants import field_invariants
-from symrazor.dynamics.fields import HamiltonianField
+from symrazor.dynamics.fields import EnergyField
 from symrazor.dynamics.findings import Findings, Quantity
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.noise import noise_estimate
 from symrazor.dynamics.samples import MIN_TRAJECTORIES, Sample, sample_states
 from symrazor.dynamics.simulators import choose_field
+from symrazor.dynamics.symplectic import find_structure
 from symrazor.dynamics.trajectories import Trajectories, observed_states, split
 
 FAMILY_ERROR = 0.01
@@ -90,6 +91,7 @@ def find_conserved(
     findings.fields = choose_field(training, held_out, libraries, noise)
     if findings.fields.adequate is not None:
         _search_field(findings, libraries, sample, x)
+        _add_structure(findings, libraries, sample, x)
     else:
         sample = sample_states(data, noise, seed, MIN_TRAJECTORIES)
         _search_data(findings, libraries, sample)
@@ -130,11 +132,10 @@ def _search_field(
         findings.libraries.append(library.title)
         conserved, unclear = field_invariants(best.fit, library, x)
         has_energy = False
-        if isinstance(field, HamiltonianField):
-            energy = field.coefficients_in(library, field.parameters)
-            errors = field.coefficients_in(library, best.fit.errors)
-            if energy is not None and errors is not None:
-                conserved, has_energy = conserved.after(energy, errors), True
+        if isinstance(field, EnergyField):
+            energy = field.energy_in(library, best.fit.errors)
+            if energy is not None:
+                conserved, has_energy = conserved.after(*energy), True
         tested = tested_quantities(conserved, sample, level)
         if has_energy:
             tested[0] = replace(tested[0], name="energy")
@@ -144,6 +145,29 @@ def _search_field(
         findings.undecided += [
             q for q in undecided if is_independent(q, findings.quantities, x, exact=True)
         ]
+
+
+def _add_structure(
+    findings: Findings, libraries: Sequence[Library], sample: Sample, x: Float[Tensor, "n d"]
+) -> None:
+    """Add the symplectic form of coordinates that are not canonical, and name the energy."""
+    best = findings.fields.adequate
+    assert best is not None
+    is_canonical = isinstance(best.fit.field, EnergyField)
+    if is_canonical or x.shape[1] % 2 or not findings.quantities:
+        return
+    findings.structure = find_structure(best.fit, libraries, x)
+    if findings.structure is None:
+        return
+    level = FAMILY_ERROR / (2 * len(libraries))
+    (energy,) = tested_quantities(findings.structure.energy, sample, level)
+    # The energy replaces one quantity: it is a function of all of them.
+    quantities = [replace(energy, name="energy")]
+    for quantity in findings.quantities:
+        if is_independent(quantity, quantities, x, exact=True):
+            quantities.append(quantity)
+    if energy.p_value >= level and len(quantities) == len(findings.quantities):
+        findings.quantities = quantities
 
 
 def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sample) -> None:

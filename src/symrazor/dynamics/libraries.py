@@ -184,6 +184,8 @@ def _distances(
             continue
         for a, b in combinations(range(bodies), 2):
             label = f"r{a + 1}{b + 1}" if dimension > 1 else f"|{names[a]} - {names[b]}|"
+            if dimension == 3 and n % 2 == 0:  # the distances in the plane have the plain name
+                label += "_3d"
             first, second = a * dimension, b * dimension
             vectors.append((label, [(first + k, second + k) for k in range(dimension)]))
     if d % 2 == 0:  # points in the plane: x1 ... xn, y1 ... yn

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.algebra import classify_flow, closure, generators
-from symrazor.dynamics.fields import HamiltonianField, ParametricField
-from symrazor.dynamics.findings import Findings, Quantity, format_terms
+from symrazor.dynamics.fields import EnergyField, NewtonianField, ParametricField
+from symrazor.dynamics.findings import Findings, Quantity, format_terms, with_error
 from symrazor.dynamics.libraries import polynomials
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import apply_symplectic_form
@@ -23,6 +23,8 @@ MAX_OUTSIDE = 0.05
 MAX_DECAY_ERROR = 0.02
 """Largest relative error of a rate of decay over the states."""
 SHOWN_DECAYS = 2
+MAX_EQUAL_ERRORS = 3.0
+"""Masses that differ by at most this many standard errors are called the same."""
 
 
 @dataclass
@@ -36,6 +38,8 @@ class Noether:
         closure: how far these are from closing under Poisson brackets.
         constants: their structure constants.
         decay: what decays, in words.
+        masses: of the coordinates, relative to the first, with standard errors, if estimated.
+        form: symplectic form of coordinates that are not canonical, if it was found.
     """
 
     entries: list[dict[str, Any]] = field(default_factory=list)
@@ -43,6 +47,23 @@ class Noether:
     closure: float = 0.0
     constants: list[Any] = field(default_factory=list)
     decay: str = ""
+    masses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    form: list[list[float]] = field(default_factory=list)
+
+    @property
+    def coordinates(self) -> str:
+        """What the data say about the coordinates, in words."""
+        if self.masses:
+            if all(
+                abs(mass - 1) <= MAX_EQUAL_ERRORS * error for mass, error in self.masses.values()
+            ):
+                return "All coordinates have the same mass."
+            values = ", ".join(
+                f"{name} {with_error(mass, error) if error > 0 else f'{mass:.3g}'}"
+                for name, (mass, error) in self.masses.items()
+            )
+            return f"Masses of the coordinates, relative to the first: {values}."
+        return "A symplectic form of the coordinates was found." if self.form else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON."""
@@ -51,29 +72,61 @@ class Noether:
             "closure": self.closure,
             "structure_constants": self.constants,
             "decay": self.decay,
+            "masses": self.masses,
+            "symplectic_form": self.form,
         }
 
 
 def describe_findings(findings: Findings, x: Float[Tensor, "n d"]) -> Noether:
     """Return names, group and decay for the findings of trajectories with states x."""
     best = findings.fields.adequate
-    field_ = None if best is None else best.fit.field
-    is_even = len(findings.names) % 2 == 0
-    is_canonical = is_even and (field_ is None or isinstance(field_, HamiltonianField))
+    canonical = to_canonical(findings)
     quantities = sorted(findings.quantities, key=lambda q: q.name != "energy")
-    entries = [entry_of(q, is_canonical) for q in quantities]
-    result = Noether(entries)
-    if is_canonical:
-        _add_group(result, findings, x)
-    elif field_ is not None and not quantities:
-        result.decay = describe_decay(field_, findings.names, x)
+    result = Noether([entry_of(q, canonical) for q in quantities])
+    if canonical is not None:
+        _add_group(result, findings, x, canonical)
+    elif best is not None and not quantities:
+        result.decay = describe_decay(best.fit.field, findings.names, x)
+    result.masses = masses_of(findings)
+    if findings.structure is not None:
+        result.form = findings.structure.form.tolist()
     return result
 
 
-def entry_of(quantity: Quantity, is_canonical: bool = False) -> dict[str, Any]:
-    """Return a quantity as plain numbers; canonical coordinates allow names."""
+def to_canonical(findings: Findings) -> Float[Tensor, "d d"] | None:
+    """Return the matrix that maps states to canonical coordinates; None if they have none."""
+    best, d = findings.fields.adequate, len(findings.names)
+    if best is not None and isinstance(best.fit.field, EnergyField):
+        return best.fit.field.to_canonical
+    if findings.structure is not None:
+        return findings.structure.to_canonical
+    return torch.eye(d, dtype=torch.float64) if best is None and d % 2 == 0 else None
+
+
+def masses_of(findings: Findings) -> dict[str, tuple[float, float]]:
+    """Return the mass of each coordinate relative to the first, and its standard error.
+
+    Empty if no masses were estimated, or if they form a matrix that is not diagonal.
+    """
+    best, n = findings.fields.adequate, len(findings.names) // 2
+    if best is not None and isinstance(field := best.fit.field, NewtonianField):
+        inverse, errors = field.inverse_masses, best.fit.errors[len(field.library) :]
+        mass = 1 / inverse
+        deviation = torch.cat([torch.zeros_like(errors[:1]), errors]) * mass**2
+    elif findings.structure is not None and (matrix := findings.structure.masses) is not None:
+        mass, deviation = matrix.diagonal(), findings.structure.errors[:n, n:].diagonal()
+        if bool((matrix - torch.diag(mass)).any()):
+            return {}
+    else:
+        return {}
+    values = zip(mass.tolist(), deviation.tolist(), strict=True)
+    return dict(zip(findings.names, values, strict=False))
+
+
+def entry_of(quantity: Quantity, canonical: Float[Tensor, "d d"] | None = None) -> dict[str, Any]:
+    """Return a quantity as plain numbers; a map to canonical coordinates allows names."""
     form = quadratic_form(quantity)
-    name = quantity.name or (name_of(quantity) if is_canonical else "")
+    name = quantity.name or ("" if canonical is None else name_of(quantity, canonical))
     entry: dict[str, Any] = {
         "name": name,
         "formula": quantity.shortest,
@@ -115,9 +168,20 @@ def quadratic_form(quantity: Quantity) -> tuple[Float[Tensor, "d d"], Float[Tens
     return A, b
 
 
-def name_of(quantity: Quantity) -> str:
-    """Return a name for a quantity of positions and momenta, "" if it has none."""
+def canonical_form(
+    quantity: Quantity, canonical: Float[Tensor, "d d"]
+) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d"]] | None:
+    """Return A and b of a quadratic quantity in canonical coordinates; None for others."""
     form = quadratic_form(quantity)
+    if form is None:
+        return None
+    inverse = torch.linalg.inv(canonical)
+    return inverse.mT @ form[0] @ inverse, inverse.mT @ form[1]
+
+
+def name_of(quantity: Quantity, canonical: Float[Tensor, "d d"]) -> str:
+    """Return a name for a quantity of positions and momenta, "" if it has none."""
+    form = canonical_form(quantity, canonical)
     if form is None:
         products = [name for name in quantity.library.names if "1/r" in name.split()[1:]]
         return "component of the Runge-Lenz vector" if products and _is_cubic(quantity) else ""
@@ -166,20 +230,22 @@ def _is_cubic(quantity: Quantity) -> bool:
     )
 
 
-def _add_group(result: Noether, findings: Findings, x: Float[Tensor, "n d"]) -> None:
+def _add_group(
+    result: Noether, findings: Findings, x: Float[Tensor, "n d"], canonical: Float[Tensor, "d d"]
+) -> None:
     """Add the group of the quadratic quantities, or that of Kepler's problem."""
-    forms = [form for q in findings.all if (form := quadratic_form(q)) is not None]
+    forms = [form for q in findings.all if (form := canonical_form(q, canonical)) is not None]
     names = [entry["name"] for entry in result.entries]
     runge_lenz = sum("Runge-Lenz" in name for name in names)
-    if runge_lenz and _brackets_are_angular_momenta(findings, x):
+    if runge_lenz and _brackets_are_angular_momenta(findings, x, canonical):
         dimension = x.shape[1] // 2 + 1
         result.group = f"SO({dimension}) on every surface of constant energy"
         return
     if not forms:
         return
     # Units in which all coordinates are about 1, the same for positions and for momenta.
-    n = x.shape[1] // 2
-    unit = x.square().mean(0).sqrt()
+    n, y = x.shape[1] // 2, x @ canonical.mT
+    unit = y.square().mean(0).sqrt()
     unit = torch.cat([unit[:n].mean().expand(n), unit[n:].mean().expand(n)])
     A = torch.stack([a * unit[:, None] * unit for a, _ in forms])
     b = torch.stack([b * unit for _, b in forms])
@@ -203,7 +269,14 @@ def name_group(constants: Float[Tensor, "m m m"], G: Float[Tensor, "m d e"]) -> 
     if derived == 0:
         return _name_of_commutative_group(G)
     root = math.isqrt(m)
-    known = {(3, 3, 3): "SO(3)", (6, 6, 6): "SO(4)", (3, 1, 2): "SE(2)", (6, 3, 6): "SE(3)"}
+    known = {
+        (3, 3, 3): "SO(3)",
+        (6, 6, 6): "SO(4)",
+        (3, 1, 2): "SE(2)",
+        (4, 1, 2): "SE(2) x U(1)",  # bodies in the plane: turns about the centre of mass, too
+        (6, 3, 6): "SE(3)",
+        (9, 6, 9): "SE(3) x SO(3)",
+    }
     if positive == 0 and root * root == m and negative == derived == m - 1:
         return f"U({root})"
     name = known.get((m, negative, derived))
@@ -218,15 +291,18 @@ def _name_of_commutative_group(G: Float[Tensor, "m d e"]) -> str:
     return f"T({len(G)}), translations" if kinds == {"translation"} else ""
 
 
-def _brackets_are_angular_momenta(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
+def _brackets_are_angular_momenta(
+    findings: Findings, x: Float[Tensor, "n d"], canonical: Float[Tensor, "d d"]
+) -> bool:
     """Return whether brackets of the Runge-Lenz vector are angular momenta times the energy."""
-    vectors = [q for q in findings.all if "Runge-Lenz" in name_of(q)]
-    momenta = [q for q in findings.all if name_of(q) == "angular momentum"]
+    vectors = [q for q in findings.all if "Runge-Lenz" in name_of(q, canonical)]
+    momenta = [q for q in findings.all if name_of(q, canonical) == "angular momentum"]
     energy = next((q for q in findings.all if q.name == "energy"), None)
     if len(vectors) < 2 or not momenta or energy is None:
         return False
     few = x[:: -(-len(x) // 300)]
-    first, second = (vector.gradient(few) for vector in vectors[:2])
+    inverse = torch.linalg.inv(canonical)
+    first, second = (vector.gradient(few) @ inverse for vector in vectors[:2])
     bracket = (first * apply_symplectic_form(second)).sum(1)
     basis = torch.stack([energy(few) * momentum(few) for momentum in momenta], 1)
     solution = torch.linalg.lstsq(basis, bracket[:, None], driver="gelsd").solution

@@ -105,7 +105,7 @@ class Discovered:
         return f"{len(entries)} quantities are conserved: {'; '.join(shown)}{more}{rest}.{group}"
 
     def _certainty(self) -> list[str]:
-        sentences = []
+        sentences = [self.noether.coordinates]
         if self.noether.entries:
             p = min(entry["p_value"] for entry in self.noether.entries)
             limit = max(entry["limit"] for entry in self.noether.entries)

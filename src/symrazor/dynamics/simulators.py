@@ -1,7 +1,7 @@
 r"""Choose a simulator of trajectories among vector fields that are linear in few parameters.
 
-Candidates are combinations of the functions of a library (a sparse regression), and the fields of
-energies that are such combinations. Each is fitted by multiple
+Candidates are combinations of the functions of a library (a sparse regression), the fields of
+energies that are such combinations, and masses in such potentials. Each is fitted by multiple
 shooting (`symrazor.dynamics.shooting`) and judged by its error on trajectories set aside, relative
 to the noise: 1 is the best possible. The first candidate that reaches the noise is taken, else the
 best.
@@ -10,12 +10,13 @@ best.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain, zip_longest
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.fields import FreeField, HamiltonianField, ParametricField
+from symrazor.dynamics.fields import FreeField, HamiltonianField, NewtonianField, ParametricField
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import rk4, symplectic_form
 from symrazor.dynamics.noise import NoiseEstimate, without_gaps
@@ -49,6 +50,10 @@ MAX_CANDIDATES = 10
 LOW_NOISE = 0.005
 """Noise, relative to the spread of a coordinate, below which velocities need no smoothing."""
 MAX_SUBSTEPS = 16
+MAX_NOT_VELOCITY = 0.3
+"""Largest squared difference between the second half of the coordinates and the velocities of the
+first half, relative to these."""
+RANK_TOLERANCE = 1e-8
 
 
 @dataclass
@@ -198,17 +203,28 @@ def _candidates(
     for library in libraries:
         fields.append((library.title, regress(library, x, velocity)))
         if d % 2 == 0:
-            energy = regress_energy(library, x, velocity, symplectic_form(d // 2))
-            fields.append((f"energy: {library.title}", energy))
-    fields = [(name, field) for name, field in fields if len(field.parameters) <= MAX_PARAMETERS]
-    ranked = [(_unexplained(field, x, velocity), name, field) for name, field in fields]
-    # Of two equally good fields, that of an energy says more.
-    ranked = [
-        (score * (ENERGY_PREFERENCE if isinstance(field, HamiltonianField) else 1), name, field)
-        for score, name, field in ranked
+            fields.append((f"energy: {library.title}", regress_energy(library, x, velocity)))
+    fields += regress_masses(libraries, x, velocity)
+    distinct = {
+        field.terms: (_unexplained(field, x, velocity), name, field)
+        for name, field in reversed(fields)  # of equal fields, that of the simplest library is kept
+        if len(field.parameters) <= MAX_PARAMETERS
+    }
+    ranked = sorted(distinct.values(), key=lambda entry: entry[0])
+    kinds = [
+        [entry for entry in ranked if isinstance(entry[2], kind)]
+        for kind in (HamiltonianField, NewtonianField, FreeField)
     ]
-    ranked.sort(key=lambda entry: entry[0])
-    return [(name, field) for _, name, field in ranked]
+    # Of two equally good fields, that of an energy says more.
+    kinds = sorted(
+        filter(None, kinds),
+        key=lambda kind: (
+            kind[0][0] * (1 if isinstance(kind[0][2], FreeField) else ENERGY_PREFERENCE)
+        ),
+    )
+    # Noise of the velocities hides which kind fits: take them in turn.
+    in_turn = chain.from_iterable(zip_longest(*kinds))
+    return [entry[1:] for entry in in_turn if entry is not None]
 
 
 def _unexplained(field: ParametricField, x: Tensor, velocity: Tensor) -> float:
@@ -254,13 +270,10 @@ def _sparse_regression(values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def regress_energy(
-    library: Library,
-    x: Float[Tensor, "n d"],
-    velocity: Float[Tensor, "n d"],
-    form: Float[Tensor, "d d"],
+    library: Library, x: Float[Tensor, "n d"], velocity: Float[Tensor, "n d"]
 ) -> HamiltonianField:
     """Regress velocities on the fields of the functions of a library."""
-    fields = library.gradients(x) @ form.mT  # [n, m, d]
+    fields = library.gradients(x) @ symplectic_form(x.shape[1] // 2).mT  # [n, m, d]
     unit = velocity.square().mean(0).sqrt().clamp_min(1e-300)
     rows = (fields / unit).transpose(1, 2).flatten(0, 1)
     size = rows.square().mean(0).sqrt().clamp_min(1e-300)
@@ -268,7 +281,52 @@ def regress_energy(
     scale = 1 / size
     used = library.subset(active.nonzero()[:, 0].tolist() or [0])
     kept = active if bool(active.any()) else torch.arange(len(active)) == 0
-    return HamiltonianField(used, scale[kept], form, (coefficients * scale)[kept])
+    return HamiltonianField(used, scale[kept], (coefficients * scale)[kept])
+
+
+def regress_masses(
+    libraries: Sequence[Library], x: Float[Tensor, "n d"], velocity: Float[Tensor, "n d"]
+) -> list[tuple[str, ParametricField]]:
+    """Return potentials and masses for positions and velocities, for libraries where they fit."""
+    n = x.shape[1] // 2
+    left = (velocity[:, :n] - x[:, n:]).square().mean() / x[:, n:].square().mean()
+    if x.shape[1] % 2 or n < 2 or float(left) > MAX_NOT_VELOCITY:
+        return []
+    fields: list[tuple[str, ParametricField]] = []
+    for library in libraries:
+        gradients = library.gradients(x)
+        of_positions = (gradients[:, :, n:].abs().amax((0, 2)) == 0).nonzero()[:, 0].tolist()
+        potential = _regress_potential(library.subset(of_positions), x, velocity[:, n:])
+        if potential is not None:
+            fields.append((f"masses and potential: {library.title}", potential))
+    return fields
+
+
+def _regress_potential(
+    library: Library, x: Float[Tensor, "n d"], acceleration: Float[Tensor, "n k"]
+) -> NewtonianField | None:
+    """Return the masses for which forces are most nearly a gradient; None if one is negative."""
+    n = acceleration.shape[1]
+    unit = acceleration.square().mean(0).sqrt().clamp_min(1e-300)
+    force = torch.diag_embed(acceleration / unit).flatten(0, 1)  # columns: of each mass
+    rows = -library.gradients(x)[:, :, :n].transpose(1, 2).flatten(0, 1)
+    size = rows.square().mean(0).sqrt().clamp_min(1e-300)
+    vectors, values, _ = torch.linalg.svd(rows / size, full_matrices=False)
+    basis = vectors[:, values > RANK_TOLERANCE * values[:1]]
+    left = force - basis @ (basis.mT @ force)
+    mass = torch.linalg.eigh(left.mT @ left)[1][:, 0] / unit
+    mass = mass / mass[0]
+    if not bool((mass > 0).all() & mass.isfinite().all()):
+        return None
+    active, coefficients = _sparse_regression(rows / size, (acceleration * mass).flatten())
+    if not bool(active.any()):
+        return None
+    scale, inverse = 1 / size[active], 1 / mass[1:]
+    return NewtonianField(
+        library.subset(active.nonzero()[:, 0].tolist()),
+        torch.cat([scale, inverse]),
+        torch.cat([coefficients[active] * scale, inverse]),
+    )
 
 
 def _substeps(field: ParametricField, windows: Windows) -> int:
