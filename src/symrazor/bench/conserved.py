@@ -97,22 +97,27 @@ def main(
     systems: Sequence[Case] | None = None,
     jobs: int = 1,
 ) -> list[Row]:
-    """Run one half of the systems, or the given ones, and write the rows to a file.
+    """Run one half of the systems, or the given ones; write the rows to a file after each run.
 
     With several `jobs`, as many processes work side by side, each with one thread.
     """
     halves = {"develop": slice(0, None, 2), "report": slice(1, None, 2), "all": slice(None)}
     chosen = cases()[halves[half]] if systems is None else systems
-    runs = [(case.name, seed, noise) for case in chosen for noise in noise_levels for seed in seeds]
+    runs = [(case, seed, noise) for seed in seeds for noise in noise_levels for case in chosen]
+    rows: list[Row] = []
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        write_rows(rows, file)
+
     if jobs == 1:
-        by_name = {case.name: case for case in chosen}
-        rows = [measure(by_name[name], seed, noise) for name, seed, noise in runs]
-    else:
-        with ProcessPoolExecutor(
-            jobs, get_context("spawn"), torch.set_num_threads, (1,)
-        ) as processes:
-            rows = list(processes.map(_measure_by_name, *zip(*runs, strict=True)))
-    write_rows(rows, file)
+        for case, seed, noise in runs:
+            keep(measure(case, seed, noise))
+        return rows
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as processes:
+        names = [(case.name, seed, noise) for case, seed, noise in runs]
+        for row in processes.map(_measure_by_name, *zip(*names, strict=True)):
+            keep(row)
     return rows
 
 
