@@ -18,6 +18,7 @@ from symrazor.core.validation import (
     matches_type,
     replace_options,
 )
+from symrazor.discovery import Options
 
 
 def _model() -> nn.Module:
@@ -241,3 +242,13 @@ def test_razor_options_that_fit_sets_itself_raise(name: str) -> None:
     razor = replace(sr.RazorConfig(), **{name: 3})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=rf"RazorConfig\({name}=3\) .* FitConfig\({name}=3\)"):
         sr.fit(_model(), _data(), razor=razor)
+
+
+def test_options_show_only_what_differs_from_the_defaults() -> None:
+    assert repr(sr.RazorConfig()) == "RazorConfig()"
+    config = sr.FitConfig(epochs=3, razor=sr.RazorConfig(structure="diag"))
+    assert repr(config) == "FitConfig(epochs=3, razor=RazorConfig(structure='diag'))"
+    assert repr(Options(minutes=3)) == "Options(minutes=3)"
+    assert repr((sr.positive, sr.interval(0, 1))) == (
+        "(Transform(positive), Transform(between 0 and 1))"
+    )

@@ -21,6 +21,9 @@ class Transform:
     inverse: Callable[[Tensor], Tensor]
     domain: str
 
+    def __repr__(self) -> str:
+        return f"Transform({self.domain})"
+
 
 def _identity(value: Tensor) -> Tensor:
     return value

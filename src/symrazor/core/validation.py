@@ -6,7 +6,7 @@ Annotations are the only list of allowed types and choices: a `Literal` names it
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -133,6 +133,17 @@ def _alternatives(expected: Any) -> list[str]:
         return [_DESCRIPTIONS[expected]]
     name = str(expected).replace("typing.", "").replace("collections.abc.", "")
     return [name if "[" in name else getattr(expected, "__name__", name)]
+
+
+def short_repr(options: Any) -> str:
+    """Return a dataclass as Python code, without the fields that have their default value."""
+    changed = [
+        f"{field.name}={getattr(options, field.name)!r}"
+        for field in fields(options)
+        if getattr(options, field.name)
+        != (field.default if field.default_factory is MISSING else field.default_factory())
+    ]
+    return f"{type(options).__name__}({', '.join(changed)})"
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.devices import resolve_device
 from symrazor.core.likelihood import Likelihood
+from symrazor.core.validation import short_repr
 from symrazor.data import Tensors
 from symrazor.groups import Group, from_file
 from symrazor.groups.constructors import is_group_file
@@ -240,7 +241,7 @@ def groups_as_json(groups: Sequence[UserGroup] | None) -> list[Any] | None:
     return entries
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Options:
     """Options of `discover`.
 
@@ -273,6 +274,8 @@ class Options:
     positions: bool = False
     out: Path | None = None
     progress: bool | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         """Check ranges and read groups that are files."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
-from symrazor.core.validation import check_at_least
+from symrazor.core.validation import check_at_least, short_repr
 from symrazor.curvature.estimate import AUTO, DEFAULT_MEMORY, Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference.evidence import Evidence
@@ -48,7 +48,7 @@ MIN_BLOCK = 10
 _RAZORS: "WeakKeyDictionary[nn.Module, ReferenceType[Razor]]" = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RazorConfig(Method):
     """How a `Razor` estimates the evidence and updates the hyperparameters.
 
@@ -86,6 +86,7 @@ class RazorConfig(Method):
         pieces: number of parts of a batch that are processed one after the other if the network has
             hyperparameters. The gradient in them then needs no more memory than a training step.
         seed: seed of the "mc" estimator.
+        tf32: whether evidence steps may use TF32 on a GPU.
         memory: largest memory, in GiB, for the output Hessians of a batch, which grow with the
             square of the number of classes. A batch that needs more is divided.
     """
@@ -103,6 +104,8 @@ class RazorConfig(Method):
     seed: int = 0
     tf32: bool = False
     memory: float = DEFAULT_MEMORY
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         super().__post_init__()

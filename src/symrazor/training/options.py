@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.validation import check_at_least, check_types, replace_nested
+from symrazor.core.validation import check_at_least, check_types, replace_nested, short_repr
 from symrazor.inference.razor_config import RazorConfig, State
 from symrazor.layers.relaxed import FREE_PATH_PRECISION
 
@@ -68,7 +68,7 @@ SETTLED_FRACTION = 0.05
 """A settled loss falls between windows by at most this fraction of its total decrease."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitConfig:
     """Options of `fit`.
 
@@ -148,6 +148,8 @@ class FitConfig:
     device: str = "auto"
     progress: bool | None = None
     razor: RazorConfig = field(default_factory=RazorConfig)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if isinstance(self.device, torch.device):
