@@ -137,3 +137,28 @@ def test_dtypes_that_onnx_runtime_does_not_support_raise(tmp_path: File) -> None
     ):
         sr.save_network(net, tmp_path / "a.onnx", x)
     assert not list(tmp_path.iterdir())
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+import symrazor as sr
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+file = Path(sys.argv[1])
+try:
+    sr.save_network(torch.nn.Linear(30, 40).eval(), file, torch.ones(8, 30))
+except OSError as error:
+    print(error.filename)
+print(list(file.parent.iterdir()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".pt2", ".safetensors", ".onnx"])
+def test_a_full_disk_is_an_error_that_names_the_file(suffix: str, tmp_path: File) -> None:
+    file = tmp_path / f"network{suffix}"
+    command = [sys.executable, "-c", FULL_DISK, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [str(file), "[]"], done.stderr

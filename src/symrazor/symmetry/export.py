@@ -20,6 +20,7 @@ map.
 
 import copy
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -193,7 +194,9 @@ def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 def _write_program(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
     args, kwargs, dynamic_shapes = _arguments(x)
     program = torch.export.export(plain, args, kwargs, dynamic_shapes=dynamic_shapes)
-    torch.export.save(program, file, extra_files={"network.json": _describe(plain, x, about)})
+    buffer = io.BytesIO()  # torch aborts the process if its own writer finds the disk full
+    torch.export.save(program, buffer, extra_files={"network.json": _describe(plain, x, about)})
+    file.write_bytes(buffer.getbuffer())
     # safe although it can unpickle: the file was written above, in a private temporary folder
     reloaded = torch.export.load(file).module()
     return lambda x: _call(reloaded, x)

@@ -42,8 +42,8 @@ def _attempt(
 ) -> None:
     """Run a case with a fault; it must end with one line or survive, and succeed without it."""
 
-    def fail() -> None:
-        raise OSError(code, os.strerror(code))
+    def fail(path: str) -> None:
+        raise OSError(code, os.strerror(code), path)
 
     folder = attempts.copy()
     attempts.outcome.tried += 1
