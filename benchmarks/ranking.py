@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from small_data import prepared
+from small_data import development, prepared
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.symmetry.collapse import path_shares
 from symrazor.training.predictive import log_predictive
@@ -49,8 +49,12 @@ BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
 PREDICTED = 200
 """Held-out samples for the Laplace predictive, which needs their Jacobians."""
-TRAINED_WITH = ("kron", "ekfac", "auto")
-COMPARED_BY = ("kron", "ekfac", "auto")
+REFINED, REFINEMENTS = "refined", 8
+"""Name of trainings with refinement, and its largest number of rounds."""
+TRAINED_WITH = ("kron", "ekfac", "auto", REFINED)
+SCORES = {"nll": "weights", "nll_predictive": "predictive"}
+"""Held-out NLL of the trained weights, and of the Laplace predictive."""
+COMPARED_BY = ("kron", "auto")
 
 POOLS: dict[int, tuple[type[nn.Module], dict[str, type[nn.Module]]]] = {
     1: (nn.MaxPool1d, {"max": nn.AdaptiveMaxPool1d, "mean": nn.AdaptiveAvgPool1d}),
@@ -142,22 +146,34 @@ ARCHITECTURES: dict[str, Make] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One training."""
+    """One training.
+
+    Args:
+        data: name of the data set.
+        seed: seed of weights and batches, and number of the part of the images.
+        architecture: name of the network.
+        trained_with: structure of the curvature in the evidence steps, or "refined": Kronecker
+            factors, then rounds of refinement with the exact matrix.
+        is_development: whether to use the data on which settings may be chosen.
+    """
 
     data: str
     seed: int
     architecture: str
     trained_with: str
+    is_development: bool = False
 
 
 def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
     """Train one network and return its figures."""
     torch.set_num_threads(1)
     started = time.process_time()
-    train, test = prepared(folder / f"{job.data}.npz", job.seed, N_IMAGES)
+    read = development if job.is_development else prepared
+    train, test = read(folder / f"{job.data}.npz", job.seed, N_IMAGES)
     torch.manual_seed(job.seed)
     model = ARCHITECTURES[job.architecture](train[0].shape[1:], int(train[1].max()) + 1)
     epochs = max(20, STEPS // -(-len(train[0]) // BATCH_SIZE))
+    is_refined = job.trained_with == REFINED
     fit = sr.fit(
         *(model, train),
         test=test,
@@ -166,7 +182,8 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
         batch_size=BATCH_SIZE,
         lr=LEARNING_RATE,
         seed=job.seed,
-        structure=job.trained_with,
+        structure="kron" if is_refined else job.trained_with,
+        refine=REFINEMENTS if is_refined else 0,
         progress=False,
     )
     trained = time.process_time() - started
@@ -205,7 +222,8 @@ def run_all(
 ) -> list[Record]:
     """Run the jobs that the file lacks, in processes of one thread each; add to the file."""
     records: list[Record] = json.loads(file.read_text()) if file.exists() else []
-    done = [{k: r[k] for k in asdict(Job("", 0, "", ""))} for r in records if "error" not in r]
+    empty = asdict(Job("", 0, "", ""))
+    done = [{k: r.get(k, v) for k, v in empty.items()} for r in records if "error" not in r]
     os.environ["OMP_NUM_THREADS"] = "1"
     started = time.time()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -248,11 +266,13 @@ def by_group(records: Sequence[Record], trained_with: str) -> list[list[Record]]
     return [group for group in groups if group]
 
 
-def tau(records: Sequence[Record], trained_with: str, compared_by: str) -> float:
+def tau(
+    records: Sequence[Record], trained_with: str, compared_by: str, score: str = "nll"
+) -> float:
     """Return the mean over data sets and seeds of Kendall's tau of evidence and held-out NLL."""
     groups = by_group(records, trained_with)
     values = [
-        kendall([r["evidence"][compared_by] for r in g], [-r["nll"] for r in g]) for g in groups
+        kendall([r["evidence"][compared_by] for r in g], [-r[score] for r in g]) for g in groups
     ]
     return mean(values) if values else nan
 
@@ -267,22 +287,24 @@ def regret(records: Sequence[Record], trained_with: str, compared_by: str) -> fl
 
 def ranking_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Return Kendall's tau and the regret by data set and structure."""
-    wanted = [("auto", "auto"), ("auto", "ekfac"), ("auto", "kron"), ("kron", "kron")]
+    wanted = [(REFINED, "auto"), (REFINED, "kron"), ("auto", "auto"), ("kron", "auto")]
+    wanted += [("kron", "kron")]
     names = list(dict.fromkeys(r["data"] for r in records))
     complete = {s for s in TRAINED_WITH if all(by_group(select(records, data=n), s) for n in names)}
     pairs = [pair for pair in wanted if pair[0] in complete]
     columns = ["data", "seeds", "networks"]
-    columns += [f"tau: trained with {t}, compared by {c}" for t, c in pairs]
+    for name in SCORES.values():
+        columns += [f"tau, {name}: trained with {t}, compared by {c}" for t, c in pairs]
     columns += [f"regret in NLL: {t}, {c}" for t, c in pairs]
     rows: list[list[Any]] = []
     for name in names:
         some = [r for r in select(records, data=name) if r["trained_with"] in complete]
         seeds, networks = ({r[key] for r in some} for key in ("seed", "architecture"))
-        figures = [round(tau(some, *pair), 2) for pair in pairs]
+        figures = [round(tau(some, *pair, score), 2) for score in SCORES for pair in pairs]
         figures += [round(regret(some, *pair), 3) for pair in pairs]
         rows.append([name, len(seeds), len(networks), *figures])
     means = [mean(row[index] for row in rows) for index in range(3, len(columns))]
-    digits = [2] * len(pairs) + [3] * len(pairs)
+    digits = [2] * len(SCORES) * len(pairs) + [3] * len(pairs)
     rows.append(["mean", "", "", *map(round, means, digits)])
     return columns, rows
 
@@ -370,6 +392,7 @@ def main() -> None:
     parser.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES])
     parser.add_argument("--trained-with", nargs="+", default=TRAINED_WITH)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--development", action="store_true", help="only data for development")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--read", type=Path, nargs="+", help="write the tables of these files")
@@ -383,7 +406,7 @@ def main() -> None:
         write_tables(arguments.read, arguments.out, about, arguments.notes)
         return
     jobs = [
-        Job(data, seed, architecture, structure)
+        Job(data, seed, architecture, structure, arguments.development)
         for structure in sorted(arguments.trained_with)  # "auto", the slowest, first
         for architecture in reversed(arguments.architectures)
         for seed in arguments.seeds

@@ -21,6 +21,7 @@ from symrazor.accelerate.devices import move_model
 from symrazor.accelerate.processes import (
     ShardedLoader,
     check_not_sharded,
+    is_distributed,
     single_process,
     started_by_torchrun,
     unwrap,
@@ -57,6 +58,7 @@ from symrazor.training.evidence_training import (
 from symrazor.training.fit_document import document_of
 from symrazor.training.loop import Callback, Record, check_callbacks
 from symrazor.training.options import AFFORDABLE, FitConfig
+from symrazor.training.refinement import refine_
 
 log = logging.getLogger("symrazor")
 
@@ -235,6 +237,11 @@ def fit(
         )
     is_saved = options.save is not None or options.resume is not None
     checkpoints = open_checkpoints(options.save, options.resume) if is_saved else None
+    if options.refine and (is_distributed() or isinstance(model, Augmented)):
+        raise ValueError(
+            f"refine={options.refine} needs one process and a network without random "
+            "transformations. Omit it."
+        )
     device = move_model(model, options.device)
     x, y = _to_device(data, "the training data", device)
     likelihood = as_likelihood(likelihood)
@@ -291,18 +298,26 @@ def _train(
     history = training.run()
     if options.keep == "best" and razor.best is not None:
         razor.restore_best()
+    if options.refine:
+        refine_(razor, _in_order(training), options.refine)
     model.eval()
     return _summarise(training, history)
+
+
+def _in_order(training: Training) -> TensorLoader:
+    """Return all training data in batches of the size of evidence steps, unshuffled."""
+    x, y = training.data.x, training.data.y
+    # A GPU has already recorded batches of the size of evidence steps.
+    on_cpu = min(EVALUATION_BATCH, max_curvature_batch(x))
+    batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
+    return TensorLoader(x, y, min(len(y), batch_size))
 
 
 def _summarise(training: Training, history: list[Record]) -> Fit:
     """Evaluate the final state on all data and read it."""
     razor, test, seed = training.razor, training.test, training.options.seed
     model, x, y = razor.model, training.data.x, training.data.y
-    # A GPU has already recorded batches of the size of evidence steps.
-    on_cpu = min(EVALUATION_BATCH, max_curvature_batch(x))
-    batch_size = training.curvature_data.batch_size if x.is_cuda else on_cpu
-    unshuffled = TensorLoader(x, y, min(len(y), batch_size))
+    unshuffled = _in_order(training)
     structure = _reading_structure(training)
     samples = training.options.evidence_samples
     is_part = samples is not None and samples < len(y)
@@ -330,6 +345,8 @@ def _reading_structure(training: Training) -> str | None:
     structure, razor = training.options.evidence_structure, training.razor
     if structure != AFFORDABLE:
         return structure
+    if training.options.refine:
+        return AUTO
     has_factors = razor.method.structure == "kron" and razor.method.estimator != "empirical"
     if has_factors and not razor.prior.diagonal and razor.is_exact_affordable():
         return AUTO

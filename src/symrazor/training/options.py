@@ -107,6 +107,10 @@ class FitConfig:
             much by lower bounds. None: the `structure` of the evidence steps. `RazorConfig` lists
             all structures.
         evidence_samples: samples for the evidence of the returned state, scaled up; None for all.
+        refine: rounds of refinement after the last epoch, see `training.refinement`. Each takes the
+            weights to the mode of the posterior over all data, and an evidence step with "auto". A
+            few rounds raise the evidence of small data by tens of nats. They use the data without
+            augmentation.
         patience: evidence steps without a new best before stopping, after burn-in; None: no limit.
         keep: return the state with the "best" evidence or the "last" state.
         restart: whether a network whose weights the evidence has pruned is trained once more with a
@@ -138,6 +142,7 @@ class FitConfig:
     evidence_batch: int | None = None
     evidence_structure: str | None = AFFORDABLE
     evidence_samples: int | None = None
+    refine: int = 0
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
     restart: bool = True
@@ -179,7 +184,12 @@ class FitConfig:
     def _check_ranges(self) -> None:
         check_at_least(self, 1, "epochs", "batch_size", "every", "save_every", "patience")
         check_at_least(self, 1, "evidence_batch", "subset")
-        check_at_least(self, 0, "burn_in", "burn_in_most")
+        check_at_least(self, 0, "burn_in", "burn_in_most", "refine")
+        if self.refine and self.augment is not None:
+            raise ValueError(
+                f"refine={self.refine} conflicts with augment: the refinement uses unchanged data. "
+                "Omit one of them."
+            )
         for name in ("lr", "sam_radius"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
