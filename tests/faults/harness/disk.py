@@ -54,7 +54,7 @@ def _attempt(
     is_one_line = last.startswith("symrazor: ") and text.count("symrazor: ") == 1
     if "Traceback" in text or status not in (0, 2) or (status == 2 and not is_one_line):
         attempts.outcome.fail("wrong exception", f"{label}: {status} {text}")
-    elif status == 2 and "run" not in last:
+    elif status == 2 and attempts.case.out not in last:
         attempts.outcome.fail("wrong exception", f"{label}: names no file: {text}")
     try:
         contents(folder)

@@ -6,6 +6,7 @@ audit hook and sends itself SIGKILL before the k-th one.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -61,6 +62,12 @@ class Case:
     before: Sequence[Sequence[str]] = ()
     processes: int = 1
     check: Sequence[str] = ("report", "run", "--json", "report.json", "--out", "r.html")
+
+    @property
+    def out(self) -> str:
+        """What the command writes, as errors must name it."""
+        after = dict(itertools.pairwise(self.command))
+        return after.get("--out", "run")
 
 
 def _fit_inputs(folder: Path) -> None:
