@@ -11,18 +11,22 @@ import tyro
 import symrazor as sr
 from symrazor.cli.discover import Arguments
 from symrazor.cli.discover_work import options_of
+from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset, dataset
 from symrazor.discovery import invariances
+from symrazor.discovery.budget import Cost, batch_size
 from symrazor.discovery.claims import Margin
+from symrazor.discovery.families import candidates_for
 from symrazor.discovery.invariances import (
     LearnedInvariances,
     not_tested,
     wants_invariances,
 )
-from symrazor.discovery.question import Options
+from symrazor.discovery.question import Options, Question
 from symrazor.invariance.spread import EVALUATIONS
 from symrazor.training.checkpoint import Checkpoints, State
 from symrazor.training.loop import clock
+from symrazor.training.options import FitConfig
 
 STEPS = 12
 
@@ -160,6 +164,35 @@ def test_evaluations_do_not_count_as_the_time_of_steps() -> None:
         fixed, per_step = invariances._cost_of_ranges(measure, 1)
     assert per_step == pytest.approx(step)
     assert fixed == pytest.approx(once + EVALUATIONS * evaluation)
+
+
+def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_that_is_left(
+    discovery: sr.Discovery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of another size cost another time per sample: trainings took three times too long."""
+    data, batches, epochs = _images(), list[int](), list[int]()
+    question = Question("q", "?", candidates_for(data), data.labelled, None, Categorical)
+    scores = iter([torch.ones(24), torch.zeros(24)])  # with transformations, without
+
+    def costs(structures: object, data: object, likelihood: object, config: FitConfig) -> object:
+        batches.append(config.batch_size)
+        return {"": Cost(1e-3, 0.0, 0.0)}
+
+    def train(*arguments: object) -> sr.Fit:
+        epochs.append(arguments[3].epochs)  # type: ignore[attr-defined]
+        return discovery.chosen.fit
+
+    monkeypatch.setattr(invariances, "measure_costs", costs)
+    monkeypatch.setattr(invariances, "_train", train)
+    monkeypatch.setattr(invariances, "log_scores", lambda *_: (next(scores), 1.0))
+    learned = replace(_learned(discovery), network=discovery.chosen.name)
+    with clock.counting(lambda: 0.0):
+        invariances._confirmed(
+            learned, question, Options(), torch.zeros(0), (36.0, 12.0), lambda text: None
+        )
+    assert batches == [batch_size(96)]
+    # 80 % of a third of 36 s for each training, and of the 48 s of a clock that stands still
+    assert epochs == [80, 80, 200]
 
 
 def test_too_little_time_is_stated_in_the_verdict() -> None:

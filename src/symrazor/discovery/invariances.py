@@ -25,6 +25,7 @@ from symrazor.discovery.budget import (
     MIN_FINAL_EVIDENCE_STEPS,
     PLANNED_SHARE,
     Cost,
+    batch_size,
     measure_costs,
     n_workers,
     timed_config,
@@ -158,7 +159,12 @@ def wants_invariances(data: Dataset, options: Options) -> bool:
 
 
 def learn_invariances(
-    question: Question, network: str, rival: Tensor, options: Options, tell: Tell
+    question: Question,
+    network: str,
+    rival: Tensor,
+    options: Options,
+    tell: Tell,
+    spare_seconds: float = 0.0,
 ) -> LearnedInvariances | str:
     """Measure ranges, and train a network with them, within `options.minutes`.
 
@@ -168,6 +174,7 @@ def learn_invariances(
         rival: log likelihoods of left-out images for its networks of the comparison.
         options: options; `minutes` is the time for the invariances.
         tell: called with progress messages.
+        spare_seconds: further time, for the network that is delivered.
 
     Returns:
         The learned invariances, or a sentence that says what is missing.
@@ -191,7 +198,8 @@ def learn_invariances(
     if not learned.found:
         return result
     left = seconds - (clock.now() - started)
-    return _confirmed(result, question, options, rival, left if is_timed else math.inf, tell)
+    times = (left, spare_seconds) if is_timed else (math.inf, 0.0)
+    return _confirmed(result, question, options, rival, times, tell)
 
 
 def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float, float]:
@@ -211,7 +219,7 @@ def _confirmed(
     question: Question,
     options: Options,
     rival: Tensor,
-    seconds: float,
+    times: tuple[float, float],
     tell: Tell,
 ) -> LearnedInvariances:
     """Add the gain of the transformations, and the network that was trained with them.
@@ -227,12 +235,12 @@ def _confirmed(
     order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
     count = min(MAX_CHECK, int(CHECK_SHARE * n))
     train, check = select(question.train, order[count:]), select(question.train, order[:count])
-    epochs = options.epochs
+    epochs, cost = options.epochs, None
     if epochs is None:
         structure = question.family.structure(result.network)
-        (cost,) = measure_costs([structure], train, question.likelihood, config).values()
-        left = seconds - (clock.now() - started)
-        epochs = _epochs(cost, n, left)
+        trial = replace(config, batch_size=batch_size(len(train[1])))
+        (cost,) = measure_costs([structure], train, question.likelihood, trial).values()
+        epochs = _epochs(cost, n, (times[0] - (clock.now() - started)) / TRAININGS)
         if epochs < MIN_EPOCHS:
             return result
     config = timed_config(config, epochs, len(train[1]), MIN_FINAL_EVIDENCE_STEPS)
@@ -250,6 +258,8 @@ def _confirmed(
     is_behind = len(rival) > 0 and float(scores.mean()) < float(rival.mean())
     if gain.mean <= 0 or is_behind or n >= LARGE_SAMPLES:
         return result
+    if cost is not None:
+        epochs = max(epochs, _epochs(cost, n, sum(times) - (clock.now() - started)))
     config = timed_config(replace(config, start="given"), epochs, n, MIN_FINAL_EVIDENCE_STEPS)
     config = replace(config, resume=folder and folder / "delivered")
     delivered = run(question.train, config, augmented)
@@ -261,8 +271,8 @@ def _confirmed(
 
 
 def _epochs(cost: Cost, n: int, seconds: float) -> int:
-    """Return the most epochs of each training that fit."""
-    limit = PLANNED_SHARE * seconds / TRAININGS
+    """Return the most epochs of a training that fit."""
+    limit = PLANNED_SHARE * seconds
     fitting = [
         epochs
         for epochs in range(1, MAX_EPOCHS + 1)
