@@ -4,7 +4,8 @@ Trajectories are divided into folds. Directions are estimated without a fold and
 the order of their variation, up to the first that is not conserved:
 
 - refuted, if the p-value is below a threshold;
-- conserved, if the upper confidence limit of the variation is below `MAX_VARIATION`;
+- conserved, if the p-value is at least `MIN_P` and the upper confidence limit of the variation is
+  below `MAX_VARIATION`: in a rich library, noise may make something look nearly conserved;
 - undecided otherwise: the data are too few or too noisy.
 """
 
@@ -29,8 +30,10 @@ from symrazor.dynamics.noise_test import run_test
 from symrazor.dynamics.proposals import echelon
 from symrazor.dynamics.samples import FOLDS, Sample
 
-MAX_VARIATION = 0.05
+MAX_VARIATION = 0.02
 """Largest fraction of the variance of a conserved quantity within trajectories."""
+MIN_P = 0.05
+"""Smallest p-value of a conserved quantity."""
 MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
 """Directions that are tested in one library, at most, and their estimated variation."""
 SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
@@ -54,13 +57,13 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     z = normal_quantile(1 - level)
     p, variation, error, _ = tests
     limit = variation.clamp_min(0) + z * error
-    accepted = _leading((p >= level) & (limit <= MAX_VARIATION))
+    accepted = _leading((p >= MIN_P) & (limit <= MAX_VARIATION))
     plausible = _leading(p >= level)
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.
     combined = [fit.project(basis, accepted) for fit in fits]
     conserved = _quantities(features, basis, combined, z)
-    if not all(q.p_value >= level and q.limit <= MAX_VARIATION for q in conserved):
+    if not all(q.p_value >= MIN_P and q.limit <= MAX_VARIATION for q in conserved):
         basis = full.vectors[:, :accepted]
         combined = [fit.project(basis, accepted) for fit in fits]
         conserved = _quantities(features, basis, combined, z)

@@ -25,6 +25,8 @@ from symrazor.dynamics.trajectories import Trajectories, interleave, observed_st
 
 WINDOW, LONG_WINDOW = 8, 24
 """States in a window for fitting, and for comparing fields."""
+MAX_WINDOW, MIN_COVERED = 100, 0.9
+"""States in the windows of the last fit, at most, and fraction of the states that they cover."""
 MIN_CHANGE = 0.08
 """Smallest change from one state to the next, without noise and relative to the spread."""
 MAX_WINDOWS, MAX_LONG_WINDOWS = 120, 40
@@ -141,7 +143,9 @@ def choose_field(
         choice.candidates.append(Candidate(name, fit, error, substeps))
         if error <= min(1 + uncertainty, MAX_ADEQUATE):
             break
-    return _refined(choice, windows_of(training, LONG_WINDOW, MAX_WINDOWS, deviation), long)
+    for length in dict.fromkeys((LONG_WINDOW, _longest_windows(training))):
+        choice = _refined(choice, windows_of(training, length, MAX_WINDOWS, deviation), long)
+    return choice
 
 
 def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
@@ -158,6 +162,16 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     others = [candidate for candidate in choice.candidates if candidate is not best]
     again = Candidate(best.name, fit, error, best.substeps)
     return Choice([*others, again], choice.uncertainty)
+
+
+def _longest_windows(data: Trajectories) -> int:
+    """Return the longest length of windows that cover as many states as shorter ones do."""
+    observed = data.observed.sum(1)
+    most = min(int(observed.max()), MAX_WINDOW)
+    lengths = [most // k for k in range(1, most // LONG_WINDOW + 1)]
+    covered = {length: int((observed // length * length).sum()) for length in lengths}
+    needed = MIN_COVERED * max(covered.values(), default=0)
+    return next((length for length in lengths if covered[length] >= needed), LONG_WINDOW)
 
 
 def _stride(data: Trajectories, deviation: Float[Tensor, "d"]) -> int:
