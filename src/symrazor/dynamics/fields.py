@@ -299,6 +299,7 @@ def _sum(coefficients: Sequence[float], names: Sequence[str]) -> str:
     parts = []
     for c, name in zip(coefficients, names, strict=True):
         if c:
-            number = "" if abs(abs(c) - 1) < 5e-4 and name != "1" else f"{abs(c):.3g} "
+            digits = f"{abs(c):.3g}"
+            number = "" if digits == "1" and name != "1" else f"{digits} "
             parts.append(f"{'-' if c < 0 else '+'} {number}{'' if name == '1' else name}".rstrip())
     return " ".join(parts).removeprefix("+ ") or "0"

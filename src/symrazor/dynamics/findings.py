@@ -96,7 +96,7 @@ def format_terms(
         if errors is not None and float(errors[k]) > 0:
             number = f"{with_error(abs(c), float(errors[k]))} "
         else:
-            number = "" if abs(abs(c) - 1) < 5e-4 else f"{abs(c):.3g} "
+            number = f"{abs(c):.3g} ".removeprefix("1 ")
         parts.append(f"{'-' if c < 0 else '+'} {number}{names[k]}")
     if len(order) > MAX_TERMS:
         parts.append(f"+ ... ({len(order) - MAX_TERMS} more terms)")
