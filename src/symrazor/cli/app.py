@@ -36,6 +36,7 @@ COMMANDS = {
     "report": "Print the verdict of a run again, and write its report.",
     "export": "Write the network of a run as .pt2, .safetensors or .onnx file.",
     "predict": "Predict classes or targets, with their uncertainty, with the network of a run.",
+    "serve": "Try the network of a run in a browser: drop files, move examples by hand.",
     "data": "List official data sets, or download one.",
     "bench": "Measure run time, memory and answers against known ones.",
     "experiment": "Reproduce a table or figure of a paper.",

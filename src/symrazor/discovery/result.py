@@ -125,7 +125,7 @@ class Discovery:
 
     results: Sequence[QuestionResult] = ()
     dynamics: Dynamics | None = None
-    command: str = field(default_factory=lambda: shlex.join(sys.orig_argv))
+    command: str = field(default_factory=lambda: command_line(sys.orig_argv))
     data: Dataset | None = None
 
     @property
@@ -253,6 +253,15 @@ class Discovery:
         """Return verdict and candidates as HTML, for notebooks."""
         parts = [question_html(result.answer.to_dict()) for result in self.results]
         return "".join(parts) or f"<p>{verdict_html(self.verdict)}</p>"
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command of a process; without the interpreter if it is `symrazor`."""
+    for number, argument in enumerate(arguments[:3]):
+        is_module = list(arguments[number : number + 2]) == ["-m", "symrazor"]
+        if is_module or (number > 0 and Path(argument).stem == "symrazor"):
+            return shlex.join(["symrazor", *arguments[number + 1 + is_module :]])
+    return shlex.join(arguments)
 
 
 def with_standardisation(

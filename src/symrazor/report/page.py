@@ -58,10 +58,10 @@ def page_html(document: Mapping[str, Any]) -> str:
 
 
 def _assemble(data: Content) -> str:
-    style, script = _asset("page.css"), "\n".join(_asset(name) for name in SCRIPTS)
+    style, script = read_asset("page.css"), "\n".join(read_asset(name) for name in SCRIPTS)
     policy = (
-        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
-        f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; img-src data:; style-src '{content_digest(style)}'; "
+        f"script-src '{content_digest(script)}'; base-uri 'none'; form-action 'none'"
     )
     heading = data.get("title") or "Symmetry report"
     single_question = data["questions"][0]["question"] if len(data["questions"]) == 1 else heading
@@ -77,11 +77,15 @@ def _assemble(data: Content) -> str:
         "data": embedded_json(data),
         "script": script,
     }
-    page = _asset("page.html")
-    head, *pieces = page.split("{{")
+    return fill_template("page.html", parts)
+
+
+def fill_template(name: str, parts: Mapping[str, str]) -> str:
+    """Return a template of this package with its {{parts}} filled in."""
+    head, *pieces = read_asset(name).split("{{")
     for piece in pieces:  # a single pass: inserted text is never expanded again
-        name, _, tail = piece.partition("}}")
-        head += parts[name] + tail
+        part, _, tail = piece.partition("}}")
+        head += parts[part] + tail
     return head
 
 
@@ -92,11 +96,12 @@ def embedded_json(data: Content) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def read_asset(name: str) -> str:
+    """Return a text file of this package."""
     return resources.files("symrazor.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(source: str) -> str:
+def content_digest(source: str) -> str:
     """Return the hash of a source for the content security policy; nothing else may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}"
 
