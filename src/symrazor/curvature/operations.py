@@ -164,7 +164,9 @@ class OperationRecorder(TorchFunctionMode):
         """Run an operation, and record it if it combines parameters and data."""
         kwargs = kwargs or {}
         if self._depth:
-            return self.run(func, *args, **kwargs)
+            if is_checkpointing():
+                return self.run(func, *args, **kwargs)
+            return func(*args, **kwargs)  # most calls: operations within a registered layer
         tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
         parameters = [t for t in tensors if self.is_parameter(t)]
         has_data = any(map(self.is_data, tensors))
