@@ -17,9 +17,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -202,6 +202,48 @@ def markdown(row: Row) -> str:
     )
 
 
+def commit(root: Path) -> str:
+    """Return the commit and date of a checkout."""
+    command = ["git", "-C", str(root), "log", "-1", "--format=%h (%cs)"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def document(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, object]:
+    """Return a result file for the benchmark pages."""
+    flags = " ".join([f"--rounds {options.rounds}", *(["--small"] if options.small else [])])
+    before, after = map(commit, options.checkouts)
+    slower = sum(row.ratio > 1 + TOLERANCE for row in rows)
+    return {
+        "title": "CPU time of two checkouts",
+        "question": "Is anything slower than before the source was arranged in layers?",
+        "command": [
+            f"python tools/compare_checkouts.py BEFORE AFTER {' '.join(flags)} --json FILE"
+        ],
+        "machine": "one CPU core, one thread, beside other jobs",
+        "goal": f"Ratios of at most {1 + TOLERANCE}.",
+        "summary": {"slower": slower, "runs": len(rows)},
+        "columns": [
+            "part",
+            "run",
+            "before, s",
+            "after, s",
+            "ratio",
+            "lower quartile",
+            "upper quartile",
+        ],
+        "rows": [
+            [row.part, row.run]
+            + [float(f"{value:.4g}") for value in (*row.seconds, row.ratio, *row.quartiles)]
+            for row in rows
+        ],
+        "notes": [
+            f"Before: commit {before}; after: {after}.",
+            "Ratios are medians over rounds of (after / before). Runs that only use torch, such as "
+            "an SGD epoch, are controls.",
+        ],
+    }
+
+
 def main() -> None:
     """Compare, print a table and write the rows to a file if one is given."""
     parser = argparse.ArgumentParser(
@@ -241,7 +283,7 @@ def main() -> None:
                 rows.append(row)
                 print(markdown(row), flush=True)
     if options.json:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(document(rows, options), indent=1) + "\n")
 
 
 if __name__ == "__main__":
