@@ -191,6 +191,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert not any("resuming" in text for text in told)
 
 
+def test_equivariance_is_measured_for_the_best_start_only() -> None:
+    """The measurement took a fifth of a short training."""
+    found = sr.discover(some_data("series", "classification"), epochs=2, starts=2)
+    for candidate in found.candidates:
+        assert all(not member.reading.equivariance_error for member in candidate.members)
+    errors = {c.name: c.fit.reading.equivariance_error for c in found.candidates}
+    assert errors["convolutional"]["translation"] < 1e-4
+    assert errors["positional"]["translation"] > 1e-2
+
+
 def test_data_beyond_the_memory_budget_are_reduced_at_random(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

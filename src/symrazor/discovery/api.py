@@ -19,7 +19,8 @@ from torch import Tensor
 from symrazor.core.choices import Task
 from symrazor.core.files import BUDGET_VARIABLE, budget
 from symrazor.core.likelihood import Categorical, Gaussian
-from symrazor.data import Dataset, Tensors, dataset, read
+from symrazor.data import Dataset, Tensors, dataset
+from symrazor.data import read as read_data
 from symrazor.data.arrays import (
     Array,
     FileContents,
@@ -58,8 +59,9 @@ from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.discovery.trajectories import learn_dynamics
 from symrazor.groups import GroupAction, TrivialAction, action_on
 from symrazor.symmetry.equivariance import Action, equivariance_error
+from symrazor.symmetry.reading import read
 from symrazor.training.evidence_training import outputs
-from symrazor.training.fit import Fit
+from symrazor.training.fit import PRUNED, Fit, equivariance_inputs
 from symrazor.training.loop import clock
 
 STANDARDISED_BYTES = 8
@@ -122,7 +124,7 @@ def discover(
     """
     options = (options or Options()).change(**changes)
     if isinstance(x, (str, Path)):
-        data = read(x, kind, task, header=header, columns=columns, together=together)
+        data = read_data(x, kind, task, header=header, columns=columns, together=together)
     else:
         data = as_dataset(x, y, test, kind, task, together)
     tell(f"{data.source}: {data.describe()}")
@@ -357,9 +359,20 @@ def candidates_of(question: Question, compared: Compared) -> Iterator[Candidate]
         inside, _ = comparison.split(best.start)
         data = select(comparison.question.train, inside)
         trained = best.as_fit(structure, question.likelihood(), data)
+        measure_equivariance(trained, comparison.seed)
         candidate = Candidate(structure.name, trained, members)
         score(question, candidate, MAX_SCORED_SAMPLES, comparison.seed)
         yield candidate
+
+
+def measure_equivariance(trained: Fit, seed: int) -> None:
+    """Add equivariance errors to the reading of a network whose training left them out."""
+    x, old = trained.data.x, trained.reading
+    inputs = equivariance_inputs(trained.model, x, seed)
+    if inputs is not None:
+        reading = read(trained.razor, trained.evidence, old.train, old.test, inputs)
+        verdict = f"{PRUNED} " * old.verdict.startswith(PRUNED) + reading.verdict
+        trained.reading = replace(reading, verdict=verdict)
 
 
 def score(question: Question, candidate: Candidate, max_samples: int, seed: int) -> None:

@@ -195,7 +195,7 @@ def measure_costs(
     cheaper epoch of each sort counts. A first training, which is not timed, does one-time work.
     """
     x, y = data[0][:TRIAL_SAMPLES], data[1][:TRIAL_SAMPLES]
-    trial = config.change(epochs=4, every=2, burn_in=0, progress=False)
+    trial = config.change(epochs=4, every=2, burn_in=0, progress=False, equivariance=False)
     costs: dict[str, Cost] = {}
     with torch.random.fork_rng([]):
         fit(structures[0].make(), (x, y), likelihood(), config=trial)  # one-time work

@@ -247,6 +247,7 @@ def _confirmed(
     augment = RandomAugmentation(result.learned.found, result.learned.deviation).transform
     folder = options.unfinished_folder(question.name)
     run = partial(_train, question, result.network)
+    config = replace(config, equivariance=False)
     plain = run(train, replace(config, resume=folder and folder / "plain"))
     config = replace(config, augment=augment)
     augmented = run(train, replace(config, resume=folder and folder / "augmented"))
@@ -261,7 +262,7 @@ def _confirmed(
     if cost is not None:
         epochs = max(epochs, _epochs(cost, n, sum(times) - (clock.now() - started)))
     config = timed_config(replace(config, start="given"), epochs, n, MIN_FINAL_EVIDENCE_STEPS)
-    config = replace(config, resume=folder and folder / "delivered")
+    config = replace(config, equivariance=True, resume=folder and folder / "delivered")
     delivered = run(question.train, config, augmented)
     change = None
     if isinstance(question.likelihood(), Categorical):

@@ -165,7 +165,7 @@ class Member:
         x, y = (part.to(device) for part in data)
         with eval_mode(model):
             razor.verify(x[:2])
-        razor.latest = self.evidence
+        razor.latest, razor.at_bound = self.evidence, razor.prior.clamp_()
         loader = TensorLoader(x, y, min(len(y), EVALUATION_BATCH))
         return Fit(model, razor, self.evidence, self.reading, self.history, loader)
 
@@ -202,6 +202,7 @@ def train_member(comparison: Comparison, job: Job) -> Member:
         seed=seed + job.phase,
         start=config.start if previous is None else "given",
         evidence_structure=config.evidence_structure if job.is_compared else None,
+        equivariance=False,  # measured for the best start only
         resume=comparison.folder and comparison.folder / name,
     )
     with torch.random.fork_rng([]):

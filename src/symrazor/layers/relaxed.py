@@ -251,7 +251,7 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
         outputs = [path(args[0]) for path in paths]
         remaining = [i for i in range(len(paths)) if i not in removable]
         target = _root_mean_square(torch.stack([outputs[i] for i in remaining]).sum(0))
-        if not removable or not target:
+        if not target:
             return
         if any(paths[i].group for i in removable):
             with_group = [y for path, y in zip(paths, outputs, strict=True) if path.group]
@@ -264,7 +264,8 @@ def start_near_(model: nn.Module, x: Tensor) -> None:
             if size > 0:
                 paths[i].scale_(target * START_RATIO / size)
 
-    layers = [module for module in model.modules() if isinstance(module, Relaxed)]
+    relaxed = [module for module in model.modules() if isinstance(module, Relaxed)]
+    layers = [layer for layer in relaxed if layer.removable_paths()]
     handles = [layer.register_forward_pre_hook(scale) for layer in layers]
     try:
         if layers:

@@ -327,7 +327,7 @@ def _summarise(training: Training, history: list[Record]) -> Fit:
     )
     figures = razor.likelihood.scores(shared_outputs(model, test[0]), test[1]) if test else {}
     about = {"n": len(y), "epochs": len(history), "seconds": history[-1]["seconds"]}
-    inputs = x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None
+    inputs = equivariance_inputs(model, x, seed) if training.options.equivariance else None
     if isinstance(model, Augmented) and model.average == "joint":
         index = _subsample(x, MAX_POSE_DATA, seed)
         if isinstance(model.augment, Augment) and not y.is_floating_point():  # a classifier
@@ -373,6 +373,11 @@ def _is_pruned(history: Sequence[Record], likelihood: Likelihood, f: Tensor, y: 
         return False
     has_risen = any(steps[-1][group] > MIN_RISE * value for group, value in steps[0].items())
     return has_risen and likelihood.gain_over_constant(f, y) <= MAX_PRUNED_GAIN
+
+
+def equivariance_inputs(model: nn.Module, x: Tensor, seed: int) -> Tensor | None:
+    """Return inputs on which to measure equivariance errors; None if no layer has positions."""
+    return x[_subsample(x, EQUIVARIANCE_SAMPLES, seed)] if spatial_layers(model) else None
 
 
 def _subsample(x: Tensor, count: int, seed: int) -> Tensor:

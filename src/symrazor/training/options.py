@@ -107,6 +107,7 @@ class FitConfig:
             much by lower bounds. None: the `structure` of the evidence steps. `RazorConfig` lists
             all structures.
         evidence_samples: samples for the evidence of the returned state, scaled up; None for all.
+        equivariance: whether the reading measures equivariance errors on training inputs.
         refine: rounds of refinement after the last epoch, see `training.refinement`. Each takes the
             weights to the mode of the posterior over all data, and an evidence step with "auto". A
             few rounds raise the evidence of small data by tens of nats. They use the data without
@@ -142,6 +143,7 @@ class FitConfig:
     evidence_batch: int | None = None
     evidence_structure: str | None = AFFORDABLE
     evidence_samples: int | None = None
+    equivariance: bool = True
     refine: int = 0
     patience: int | None = None
     keep: Literal["best", "last"] = "best"
