@@ -79,9 +79,8 @@ def rows_of(folder: Path, name: str, seed: int, kind: str, only: str | None) -> 
     started = time.process_time()
     flows, steps = image_flows(pictures.shape[1:]), STEPS
     if only is not None:
-        total = sum(flow.weight for flow in flows)
+        steps = STEPS // len(flows)
         flows = tuple(flow for flow in flows if flow.name == only)
-        steps = STEPS * flows[0].weight // total
     prepared = prepared_images(pictures)
     spreads = measure_spread(prepared, y[index], flows, seed, steps).of_class
     seconds = round(time.process_time() - started)

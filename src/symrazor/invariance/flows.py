@@ -16,6 +16,8 @@ input. Two artefacts would reveal the amount, and are removed:
   are read at other places.
 - **Borders.** Nothing is known outside of an image. The network sees a disc so small that no
   movement of the flow reads outside of it.
+
+Rotated images are read in polar coordinates, where a rotation is a shift.
 """
 
 import math
@@ -29,10 +31,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.invariance.polar import ANGLES, polar_view
+
 FlowKind = Literal["circle", "choice", "line"]
 Move = Callable[[Tensor, Tensor], Tensor]
 
-CIRCLE_BINS, LINE_BINS = 36, 9
+LINE_BINS = 9
 BLUR_PIXELS, OVERSAMPLING = 1.0, 2
 """Standard deviation of the blur before resampling, and its oversampling."""
 MAX_NETWORK_SIDE = 16
@@ -57,7 +61,7 @@ class Flow:
         unit: unit of reported ranges: degrees, pixels, factor, ...
         move: returns what the network sees of inputs [n, ...] moved by amounts [n].
         display: number by which amounts are multiplied for reports; factors are exponentials.
-        weight: share of the training steps, relative to other flows.
+        is_polar: whether `move` returns images in polar coordinates (`symrazor.invariance.polar`).
         min_range: smallest range that is reported as an invariance; natural spread and the errors
             of the measurement are smaller.
     """
@@ -69,7 +73,7 @@ class Flow:
     unit: str
     move: Move
     display: float = 1.0
-    weight: int = 1
+    is_polar: bool = False
     min_range: float = 0.25
 
     @property
@@ -111,8 +115,8 @@ def image_flows(shape: Sequence[int]) -> tuple[Flow, ...]:
         for axis in (0, 1)
     ]  # fmt: skip
     return (
-        Flow("rotation", "circle", CIRCLE_BINS, math.pi, "degrees", by(_rotation, 1), 180 / math.pi,
-             weight=5, min_range=18),
+        Flow("rotation", "circle", ANGLES // 2, math.pi, "degrees", partial(polar_view, (h, w)),
+             180 / math.pi, is_polar=True, min_range=18),
         Flow("left-right flip", "choice", 2, 1, "probability", by(partial(_mirror, 0), 1)),
         Flow("up-down flip", "choice", 2, 1, "probability", by(partial(_mirror, 1), 1)),
         *shifts,
@@ -195,11 +199,6 @@ def _shift(axis: int, width: int, amount: Tensor) -> Tensor:
     maps = _identity(amount)
     maps[:, axis, 2] = 2 * amount / width
     return maps
-
-
-def _rotation(amount: Tensor) -> Tensor:
-    cos, sin, zero = amount.cos(), amount.sin(), torch.zeros_like(amount)
-    return torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3)
 
 
 def _mirror(axis: int, amount: Tensor) -> Tensor:

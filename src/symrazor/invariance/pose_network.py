@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.invariance.flows import Flow
+from symrazor.invariance.polar import TurnNetwork
 
 HIDDEN, CHANNELS, HARMONICS = 64, 16, 8
 """Features before the output, channels of the first convolution, and frequencies on a circle."""
@@ -18,7 +19,7 @@ class PoseNetwork(nn.Module):
     """Predicts the amount of every flow, with the label of the input and without.
 
     Args:
-        example: what the network sees of one input, [1, ...].
+        x: one input, as flows expect it, [1, ...].
         flows: the flows.
         classes: number of classes.
         is_cloud: whether inputs [n, points, d] are point clouds, not series.
@@ -27,19 +28,26 @@ class PoseNetwork(nn.Module):
     circle: Tensor
 
     def __init__(
-        self, example: Tensor, flows: Sequence[Flow], classes: int, is_cloud: bool = False
+        self, x: Tensor, flows: Sequence[Flow], classes: int, is_cloud: bool = False
     ) -> None:
         super().__init__()
-        self.trunk = trunk_for(example, is_cloud)
-        features = self.trunk(example).shape[1]
+        views = [flow.move(x, torch.zeros(1)) for flow in flows]
+        plain = [view for view, flow in zip(views, flows, strict=True) if not flow.is_polar]
+        self.trunk = trunk_for(plain[0], is_cloud) if plain else nn.Flatten()
+        features = self.trunk(plain[0]).shape[1] if plain else 1
         self.linear = nn.Linear(features, HIDDEN)
         self.label = nn.Embedding(classes + 1, 2 * HIDDEN)  # the last row: label unknown
         nn.init.normal_(self.label.weight, 0, 0.3)
         self.dropout = nn.Dropout(DROPOUT)
-        sizes = [2 * HARMONICS if flow.kind == "circle" else flow.bins for flow in flows]
-        self.heads = nn.ModuleList(nn.Linear(HIDDEN, size) for size in sizes)
-        self.unknown, self.kinds = classes, [flow.kind for flow in flows]
-        bins = max([flow.bins for flow in flows if flow.kind == "circle"], default=1)
+        self.unknown, self.flows = classes, flows
+        circles = [flow for flow in flows if flow.kind == "circle" and not flow.is_polar]
+        self.heads = nn.ModuleList(
+            TurnNetwork(view.shape[1], classes)
+            if flow.is_polar
+            else nn.Linear(HIDDEN, 2 * HARMONICS if flow in circles else flow.bins)
+            for view, flow in zip(views, flows, strict=True)
+        )
+        bins = max([flow.bins for flow in circles], default=1)
         angle = 2 * math.pi * (torch.arange(bins) + 0.5) / bins
         orders = torch.arange(1, HARMONICS + 1).unsqueeze(1)
         self.register_buffer("circle", torch.cat([(orders * angle).cos(), (orders * angle).sin()]))
@@ -48,6 +56,9 @@ class PoseNetwork(nn.Module):
         self, x: Tensor, y: Tensor, flow: int
     ) -> tuple[Float[Tensor, "n bins"], Float[Tensor, "n bins"]]:
         """Return log probabilities of the cells of a flow, given labels and without labels."""
+        if self.flows[flow].is_polar:
+            predicted: tuple[Tensor, Tensor] = self.heads[flow](x, y)
+            return predicted
         hidden = self.linear(self.dropout(self.trunk(x)))
         unknown = torch.full_like(y, self.unknown)
         with_label, without = (self._predict(hidden, self.label(v), flow) for v in (y, unknown))
@@ -56,7 +67,7 @@ class PoseNetwork(nn.Module):
     def _predict(self, hidden: Tensor, label: Tensor, flow: int) -> Tensor:
         scale, shift = label.chunk(2, 1)
         logits = self.heads[flow](self.dropout(torch.relu(hidden * (1 + scale) + shift)))
-        logits = logits @ self.circle if self.kinds[flow] == "circle" else logits
+        logits = logits @ self.circle if self.flows[flow].kind == "circle" else logits
         log_p: Tensor = logits.log_softmax(1)
         return log_p
 

@@ -256,8 +256,7 @@ def _run_fold(shared: tuple[Any, ...], fold: int) -> Predictions:
     x, y, flows, order, steps, seed, is_cloud = shared
     with torch.random.fork_rng([]):
         torch.manual_seed(seed + fold)
-        example = flows[0].move(x[:1], torch.zeros(1))
-        network = PoseNetwork(example, flows, int(y.max()) + 1, is_cloud)
+        network = PoseNetwork(x[:1], flows, int(y.max()) + 1, is_cloud)
         training = _Training(network, x, y, flows, order[1 - fold :: 2], seed + fold)
         training.run(steps)
         return training.predict(order[fold::2][:MAX_READ])
@@ -287,11 +286,10 @@ class _Training:
             self.network.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY
         )
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, LEARNING_RATE, steps)
-        turns = [j for j, flow in enumerate(self.flows) for _ in range(flow.weight)]
         best = [math.inf] * len(self.flows)
         for step in range(steps):
             pick = torch.randint(len(self.train), (BATCH,), generator=self.generator)
-            loss = self._loss(self.train[pick], turns[step % len(turns)], self.generator).sum()
+            loss = self._loss(self.train[pick], step % len(self.flows), self.generator).sum()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -19,13 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-WINDOW_SHARE = 0.3
+WINDOW_SHARE = 0.2
 """Share of the inputs, those with the least predicted entropy, whose angles are used."""
 CELLS, WIDTHS = 180, 90
 """Cells of the histogram of differences, and tested ranges, on the circle."""
-ERROR_DEGREES, TYPICAL_ERROR = (2, 4, 6, 8, 11, 15, 20, 28), 8
+ERROR_DEGREES, TYPICAL_ERROR = (2, 4, 6, 8, 11, 15, 20, 28, 36, 45), 8
 """Tested errors in degrees, and the mean of their exponential prior."""
-OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
+OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 WHOLE_PRIOR = 0.5
 """Prior probability of the whole circle; the other ranges are equally probable."""
 TEMPER = 0.5
