@@ -37,7 +37,14 @@ from torch import Tensor
 from symrazor.accelerate.workers import Workers
 from symrazor.invariance.flows import Flow
 from symrazor.invariance.pose_network import PoseNetwork
-from symrazor.invariance.window import WINDOW_SHARE, Window, fit_window, predicted_angles
+from symrazor.invariance.window import (
+    WINDOW_SHARE,
+    Window,
+    fit_line,
+    fit_window,
+    positions,
+    predicted_angles,
+)
 
 CERTAIN_SHARE, MIN_CERTAIN = 0.1, 40
 """Share, and number, of the inputs from which the range is read."""
@@ -47,7 +54,9 @@ EVALUATIONS, VALIDATION_SHARE, VALIDATION_DRAWS = 15, 0.15, 4
 MAX_VALIDATION, MAX_READ = 800, 3000
 """Largest number of validation inputs, and of held-out inputs of a fold that are predicted."""
 READ_DRAWS = 8
-"""Movements of each held-out input."""
+"""Movements of each held-out input; on a line, two in every cell."""
+MIN_INFORMATION = 0.1
+"""Nats by which predictions on a line must be better than guesses to show poses."""
 LEARNING_RATE, WEIGHT_DECAY = 3e-3, 1e-3
 MIN_PEAK_UNIFORMITY, MAX_PEAK_WIDTH = 0.9, 0.6
 """The elements of a cyclic group are separate peaks if all inputs find them about equally probable,
@@ -64,7 +73,7 @@ class Spread:
         standard_error: of the cross-entropy.
         p_value: of the hypothesis that the inputs are distributed evenly over all amounts.
         order: number of equally probable discrete elements; 1 for a continuous range.
-        window: range on a circle from predicted angles; None to use the cross-entropy.
+        window: range from predicted amounts; None to use the cross-entropy.
     """
 
     flow: Flow = field(repr=False)
@@ -328,8 +337,13 @@ class _Training:
         for j, flow in enumerate(self.flows):
             self.network.load_state_dict(self.states[j])
             draws, cells = [], []
-            for _ in range(READ_DRAWS):
+            count = 2 * flow.bins if flow.kind == "line" else READ_DRAWS
+            first = torch.randint(flow.bins, (len(index),), generator=generator)
+            for draw in range(count):
                 cell, amount = flow.draw(len(index), generator)
+                if flow.kind == "line":  # every cell twice
+                    cell = (first + draw) % flow.bins
+                    amount = flow.amounts(cell, torch.rand(len(index), generator=generator))
                 moved = flow.move(self.x[index], amount)
                 both = torch.stack(self.network(moved, self.y[index], j))
                 if flow.is_cyclic:
@@ -352,16 +366,30 @@ def _spread(flow: Flow, log_p: Float[Tensor, "n draws bins"], cell: Tensor) -> S
     entropy = -(log_p.exp() * log_p).sum(2).mean(1)
     count = min(len(entropy), max(MIN_CERTAIN, int(CERTAIN_SHARE * len(entropy))))
     certain = entropy.argsort()[:count]
-    losses = -scores[certain].mean(1)
-    error = float(losses.std()) / math.sqrt(count)
+    # On a line, the entropy depends on the pose, and must not select inputs.
+    losses = -(scores if flow.kind == "line" else scores[certain]).mean(1)
+    error = float(losses.std()) / math.sqrt(len(losses))
     loss, order, window = float(losses.mean()), 1, None
     if flow.kind == "circle":
         order = _peaks(log_p[:, 0], certain)
         if order == 1:
             count = max(MIN_CERTAIN, int(WINDOW_SHARE * len(entropy)))
             window = fit_window(predicted_angles(log_p[entropy.argsort()[:count], 0]))
+    elif flow.kind == "line" and loss < math.log(flow.bins) - MIN_INFORMATION:
+        window = _window_on_line(flow, log_p)
     loss = min(loss, math.log(flow.bins))
     return Spread(flow, loss, error, _p_value(log_p[:, 0], scores[:, 0]), order, window)
+
+
+def _window_on_line(flow: Flow, log_p: Float[Tensor, "n draws bins"]) -> Window:
+    """Return the range on a line from the inputs that are predicted best in their usual pose."""
+    amount = flow.amounts(torch.arange(flow.bins), torch.tensor(0.5)).double()
+    p = log_p.exp()
+    central = (p @ amount).abs().argmin(1)
+    entropy = -(p * log_p).sum(2).gather(1, central.unsqueeze(1))[:, 0]
+    count = max(MIN_CERTAIN, int(WINDOW_SHARE * len(entropy)))
+    window = fit_line(positions(log_p[entropy.argsort()[:count]]))
+    return Window(*(flow.end * value for value in (window.range, window.low, window.high)))
 
 
 def _peaks(log_p: Float[Tensor, "n bins"], certain: Tensor) -> int:

@@ -1,4 +1,4 @@
-r"""Estimate the range of uniform poses on a circle from predicted angles.
+r"""Estimate the range of uniform poses from predicted amounts.
 
 A network that predicts the angle e by which an input was turned sees only the sum of e and the pose
 of the input. The difference of the predicted and the true angle is therefore the pose of the input,
@@ -10,6 +10,10 @@ $$ (1 - \epsilon)\, (U_{[-v, v]} * N_{\sigma}) + \epsilon / 2\pi , $$
 where v is the range, $\sigma$ the error of the network and the natural variation of the inputs, and
 $\epsilon$ a share of misunderstood inputs. `fit_window` returns the posterior of v. Unlike the
 cross-entropy of the predictions, it does not count the error of the network as a part of the range.
+
+On a line, amounts are limited to $[-a, a]$, and predictions near the ends are drawn to the middle.
+But if a movement takes an input exactly to the usual pose, the predicted mean is 0 for every range.
+The pose is therefore minus the amount at which the predicted mean changes its sign (`positions`).
 """
 
 import math
@@ -25,6 +29,10 @@ CELLS, WIDTHS = 180, 90
 """Cells of the histogram of differences, and tested ranges, on the circle."""
 ERROR_DEGREES, TYPICAL_ERROR = (2, 4, 6, 8, 11, 15, 20, 28, 36, 45), 8
 """Tested errors in degrees, and the mean of their exponential prior."""
+LINE_CELLS, MAX_LINE_RANGE = 18, 4.0
+"""Cells of the histogram on a line, and the largest tested range, in largest amounts."""
+LINE_ERRORS, TYPICAL_LINE_ERROR = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45), 0.12
+FAR = 100.0
 OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 WHOLE_PRIOR = 0.5
 """Prior probability of the whole circle; the other ranges are equally probable."""
@@ -50,29 +58,72 @@ def predicted_angles(log_p: Float[Tensor, "n bins"]) -> Float[Tensor, " n"]:
     return torch.atan2(p @ angle.sin(), p @ angle.cos())
 
 
+def positions(log_p: Float[Tensor, "n draws bins"]) -> Float[Tensor, " n"]:
+    """Return poses in [-1, 1] from predictions for amounts that fill the line evenly."""
+    bins = log_p.shape[2]
+    amount = 2 * (torch.arange(bins, dtype=torch.float64) + 0.5) / bins - 1
+    is_below = log_p.double().exp() @ amount < 0
+    return 1 - 2 * is_below.double().mean(1)
+
+
 def fit_window(angles: Float[Tensor, " n"]) -> Window:
     """Return the posterior of the range from the differences of predicted and true angles."""
     cells = ((angles / (2 * math.pi) + 0.5) * CELLS).long().clamp(0, CELLS - 1)
-    counts = cells.bincount(minlength=CELLS).double()
-    center = 2 * math.pi * ((torch.arange(CELLS, dtype=torch.float64) + 0.5) / CELLS - 0.5)
+    edges = 2 * math.pi * (torch.arange(CELLS + 1, dtype=torch.float64) / CELLS - 0.5)
     width = math.pi * (torch.arange(WIDTHS, dtype=torch.float64) + 0.5) / WIDTHS
     error = torch.tensor(ERROR_DEGREES, dtype=torch.float64).deg2rad()
-    outliers = torch.tensor(OUTLIER_SHARES, dtype=torch.float64).view(-1, 1, 1, 1)
-    v, sigma = width.view(-1, 1, 1), error.view(-1, 1)
-    wrapped = [center + 2 * math.pi * turn for turn in (-1, 0, 1)]
     density = sum(
-        torch.special.ndtr((at + v) / sigma) - torch.special.ndtr((at - v) / sigma)
-        for at in wrapped
-    ) / (2 * v)  # fmt: skip
-    mixed = (1 - outliers) * density + outliers / (2 * math.pi)
-    log_likelihood = TEMPER * (mixed.clamp(min=1e-12).log() @ counts)
+        _cell_probabilities(edges + 2 * math.pi * turn, width, error) for turn in (-1, 0, 1)
+    )
+    assert isinstance(density, Tensor)
     error_prior = (-error.rad2deg() / TYPICAL_ERROR).log_softmax(0)
-    partial = (log_likelihood + error_prior).permute(1, 0, 2).flatten(1).logsumexp(1)
-    partial = partial - math.log(len(outliers) * WIDTHS)
-    whole = torch.tensor([-TEMPER * float(counts.sum()) * math.log(2 * math.pi)])
-    prior = torch.tensor([1 - WHOLE_PRIOR] * WIDTHS + [WHOLE_PRIOR]).log()
-    posterior = (torch.cat([partial, whole.double()]) + prior).softmax(0).cumsum(0)
-    values = torch.cat([width, torch.tensor([math.pi], dtype=torch.float64)])
+    return _posterior(cells.bincount(minlength=CELLS), density, width, error_prior, math.pi)
+
+
+def fit_line(positions: Float[Tensor, " n"]) -> Window:
+    """Return the posterior of a range on a line, in units of the largest amount.
+
+    Args:
+        positions: poses with errors, cut to [-1, 1].
+    """
+    cells = ((positions + 1) / 2 * LINE_CELLS).long().clamp(0, LINE_CELLS - 1)
+    edges = 2 * torch.arange(LINE_CELLS + 1, dtype=torch.float64) / LINE_CELLS - 1
+    edges[0], edges[-1] = -FAR, FAR
+    steps = (torch.arange(WIDTHS, dtype=torch.float64) + 0.5) / WIDTHS
+    width = torch.cat([steps, 1 + (MAX_LINE_RANGE - 1) * steps])
+    error = torch.tensor(LINE_ERRORS, dtype=torch.float64)
+    density = _cell_probabilities(edges, width, error)
+    prior = (-error / TYPICAL_LINE_ERROR).log_softmax(0)
+    return _posterior(cells.bincount(minlength=LINE_CELLS), density, width, prior, None)
+
+
+def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
+    """Return probabilities of cells, [widths, errors, cells], of a uniform plus a normal number."""
+    v, sigma = width.view(-1, 1, 1), error.view(-1, 1)
+
+    def integrated(z: Tensor) -> Tensor:
+        """Return the antiderivative of the normal distribution function."""
+        return z * torch.special.ndtr(z) + (-0.5 * z * z).exp() / math.sqrt(2 * math.pi)
+
+    below = integrated((edges + v) / sigma) - integrated((edges - v) / sigma)
+    return (below * sigma / (2 * v)).diff(dim=2)
+
+
+def _posterior(
+    counts: Tensor, density: Tensor, width: Tensor, error_prior: Tensor, whole: float | None
+) -> Window:
+    """Return quantiles of the range; `whole` is the range of evenly distributed poses."""
+    n, cells = counts.double(), counts.shape[0]
+    outliers = torch.tensor(OUTLIER_SHARES, dtype=torch.float64).view(-1, 1, 1, 1)
+    mixed = (1 - outliers) * density + outliers / cells
+    log_likelihood = TEMPER * (mixed.clamp(min=1e-12).log() @ n)
+    by_width = (log_likelihood + error_prior).permute(1, 0, 2).flatten(1).logsumexp(1)
+    posterior, values = by_width - math.log(len(outliers) * len(width)), width
+    if whole is not None:
+        even = -TEMPER * n.sum() * math.log(cells) + math.log(WHOLE_PRIOR / (1 - WHOLE_PRIOR))
+        posterior = torch.cat([posterior, even.view(1)])
+        values = torch.cat([width, width.new_tensor([whole])])
     levels = torch.tensor(LEVELS, dtype=torch.float64)
-    low, middle, high = values[torch.searchsorted(posterior, levels).clamp(max=WIDTHS)].tolist()
+    places = torch.searchsorted(posterior.softmax(0).cumsum(0), levels)
+    low, middle, high = values[places.clamp(max=len(values) - 1)].tolist()
     return Window(middle, low, high)
