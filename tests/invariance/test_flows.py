@@ -73,3 +73,14 @@ def test_flows_of_other_shapes(shape: tuple[int, ...]) -> None:
         assert flow.is_polar or max(moved.shape[2:]) <= 16
         assert moved.isfinite().all()
     assert rotated(x, 10).shape == translated(x, 1).shape
+
+
+def test_enlarged_images_are_equally_sharp() -> None:
+    """An edge is as steep at every enlargement."""
+    x = torch.zeros(5, 1, 24, 24)
+    x[..., 12:] = 1.0
+    flow = _named("scale", (1, 24, 24))
+    amount = torch.linspace(-flow.end, flow.end, 5)
+    rows = flow.move(prepared_images(x), amount)[:, 0, 5:7].mean(1)
+    steepest = rows[:, 4:8].diff(dim=1).abs().amax(1)
+    assert float(steepest.max() / steepest.min()) < 1.1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from symrazor.invariance.window import Window, fit_window, predicted_angles
+from symrazor.invariance.window import Window, fit_line, fit_window, positions, predicted_angles
 
 
 def _angles(degrees: float, error: float, outliers: float = 0.03, n: int = 300) -> Tensor:
@@ -50,3 +50,18 @@ def test_predicted_angles_are_mean_directions() -> None:
             log_p[row, (place + step) % bins] = value
     expected = torch.tensor([0.0, 10.0, 90.0, -10.0], dtype=torch.float64)
     torch.testing.assert_close(predicted_angles(log_p.log_softmax(1)).rad2deg(), expected)
+
+
+@pytest.mark.parametrize("v", [0.2, 0.5, 0.8, 1.6])
+def test_ranges_on_a_line(v: float) -> None:
+    """Predictions of a perfect observer of the sum of amount and pose, at every cell."""
+    bins, draws = 9, 18
+    generator = torch.Generator().manual_seed(0)
+    pose = v * (2 * torch.rand(400, 1, generator=generator, dtype=torch.float64) - 1)
+    amount = 2 * (torch.arange(draws) + 0.5) / draws - 1
+    cells = 2 * (torch.arange(bins) + 0.5) / bins - 1
+    is_possible = ((pose + amount).unsqueeze(2) - cells).abs() <= max(v, 1 / bins)
+    log_p = is_possible.double().log().clamp(min=-20).log_softmax(2)
+    window = fit_line(positions(log_p))
+    assert window.low - 0.05 <= v <= window.high  # cells are wider than 0.1
+    assert window.range > 1.2 if v > 1 else window.range == pytest.approx(v, rel=0.2)

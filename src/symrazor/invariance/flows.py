@@ -120,7 +120,7 @@ def image_flows(shape: Sequence[int]) -> tuple[Flow, ...]:
         Flow("left-right flip", "choice", 2, 1, "probability", by(partial(_mirror, 0), 1)),
         Flow("up-down flip", "choice", 2, 1, "probability", by(partial(_mirror, 1), 1)),
         *shifts,
-        Flow("scale", "line", LINE_BINS, zoom, "factor", by(_zoom, 1 / MAX_ZOOM), min_range=1.2),
+        Flow("scale", "line", LINE_BINS, zoom, "factor", reader.zoom, min_range=1.2),
         Flow("brightness", "line", LINE_BINS, MAX_OFFSET, "deviations", reader.tone(_add),
              min_range=0.3),
         Flow("contrast", "line", LINE_BINS, contrast, "factor", reader.tone(_contrast),
@@ -177,6 +177,19 @@ class ImageReader:
         seen = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
         inside: Tensor = seen * self.window(radius)
         return inside
+
+    def zoom(self, x: Tensor, amount: Tensor) -> Tensor:
+        """Return every image enlarged by exp(-amount), all equally sharp.
+
+        A larger image would be less sharp. The others are blurred, as sharpness is no content.
+        """
+        largest = math.log(MAX_ZOOM)
+        variance = (BLUR_PIXELS * OVERSAMPLING) ** 2 * (2 * (amount + largest)).expm1()
+        rows = torch.fft.fftfreq(x.shape[-2]).square().view(-1, 1)
+        columns = torch.fft.rfftfreq(x.shape[-1]).square()
+        power = -2 * math.pi**2 * (rows + columns) * variance.clamp(min=0).view(-1, 1, 1, 1)
+        blurred = torch.fft.irfft2(torch.fft.rfft2(x) * power.exp(), s=x.shape[-2:])
+        return self.read(_zoom, 1 / MAX_ZOOM, blurred, amount)
 
     def change_tone(self, change: Move, x: Tensor, amount: Tensor) -> Tensor:
         """Return every image unmoved, with its values changed by its own amount."""

@@ -62,8 +62,7 @@ def positions(log_p: Float[Tensor, "n draws bins"]) -> Float[Tensor, " n"]:
     """Return poses in [-1, 1] from predictions for amounts that fill the line evenly."""
     bins = log_p.shape[2]
     amount = 2 * (torch.arange(bins, dtype=torch.float64) + 0.5) / bins - 1
-    is_below = log_p.double().exp() @ amount < 0
-    return 1 - 2 * is_below.double().mean(1)
+    return (log_p.double().exp() @ amount).sign().mean(1)
 
 
 def fit_window(angles: Float[Tensor, " n"]) -> Window:
@@ -106,7 +105,8 @@ def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
         return z * torch.special.ndtr(z) + (-0.5 * z * z).exp() / math.sqrt(2 * math.pi)
 
     below = integrated((edges + v) / sigma) - integrated((edges - v) / sigma)
-    return (below * sigma / (2 * v)).diff(dim=2)
+    probabilities: Tensor = (below * sigma / (2 * v)).diff(dim=2)
+    return probabilities
 
 
 def _posterior(
