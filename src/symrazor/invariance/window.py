@@ -62,7 +62,8 @@ def positions(log_p: Float[Tensor, "n draws bins"]) -> Float[Tensor, " n"]:
     """Return poses in [-1, 1] from predictions for amounts that fill the line evenly."""
     bins = log_p.shape[2]
     amount = 2 * (torch.arange(bins, dtype=torch.float64) + 0.5) / bins - 1
-    return (log_p.double().exp() @ amount).sign().mean(1)
+    pose: Tensor = (log_p.double().exp() @ amount).sign().mean(1)
+    return pose
 
 
 def fit_window(angles: Float[Tensor, " n"]) -> Window:
