@@ -33,6 +33,7 @@ LINE_CELLS, MAX_LINE_RANGE = 18, 4.0
 """Cells of the histogram on a line, and the largest tested range, in largest amounts."""
 LINE_ERRORS, TYPICAL_LINE_ERROR = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45), 0.12
 FAR = 100.0
+GOLDEN_RATIO = 0.5 * (math.sqrt(5) - 1)
 OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 WHOLE_PRIOR = 0.5
 """Prior probability of the whole circle; the other ranges are equally probable."""
@@ -59,11 +60,15 @@ def predicted_angles(log_p: Float[Tensor, "n bins"]) -> Float[Tensor, " n"]:
 
 
 def positions(log_p: Float[Tensor, "n draws bins"]) -> Float[Tensor, " n"]:
-    """Return poses in [-1, 1] from predictions for amounts that fill the line evenly."""
-    bins = log_p.shape[2]
+    """Return poses in [-1, 1] from predictions for amounts that fill the line evenly.
+
+    They are multiples of 2 / draws, spread evenly over that distance.
+    """
+    n, draws, bins = log_p.shape
     amount = 2 * (torch.arange(bins, dtype=torch.float64) + 0.5) / bins - 1
-    pose: Tensor = (log_p.double().exp() @ amount).sign().mean(1)
-    return pose
+    pose = (log_p.double().exp() @ amount).sign().mean(1)
+    spread = (GOLDEN_RATIO * torch.arange(n, dtype=torch.float64)).frac() - 0.5
+    return (pose + 2 / draws * spread).clamp(-1, 1)
 
 
 def fit_window(angles: Float[Tensor, " n"]) -> Window:
