@@ -27,12 +27,7 @@ import symrazor as sr
 from symrazor.data import Tensors, dataset
 from symrazor.data.arrays import prepare
 from symrazor.discovery.families import candidates_for
-from symrazor.layers.plain import (
-    convolutional,
-    fully_connected,
-    ordinary_convolutional,
-    perceptron,
-)
+from symrazor.layers.plain import convolutional, fully_connected, ordinary_convolutional, perceptron
 from symrazor.training.loop import clock
 
 BATCH_SIZE = 64

@@ -9,8 +9,8 @@ from symrazor.core.likelihood import Categorical
 from symrazor.curvature import Method, estimate_curvature
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.ekfac import Eigenbasis, Moments
-from symrazor.curvature.estimate import CurvatureTask
 from symrazor.curvature.operations import record
+from symrazor.curvature.task import CurvatureTask
 from symrazor.linalg.blocks import Kron
 from symrazor.linalg.factor import Factor
 from symrazor.testing import assert_close, dense_ggn

@@ -14,12 +14,9 @@ from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.accumulate import Total, map_factors
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import (
-    ROOT_COPIES,
-    CurvatureTask,
-    Method,
-    estimate_curvature,
-)
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.curvature.method import Method
+from symrazor.curvature.task import ROOT_COPIES, CurvatureTask
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra

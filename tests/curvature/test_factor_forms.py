@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature.accumulate import Statistics, absorb
-from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
+from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.method import Method
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linalg import factor
 from symrazor.linalg.blocks import Dense, Kron

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import symrazor as sr
-from symrazor.curvature.estimate import Method, estimate_curvature
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.curvature.method import Method
 from symrazor.layers import SConv
 
 

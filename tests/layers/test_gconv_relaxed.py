@@ -10,7 +10,8 @@ from torch import nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.core.likelihood import Categorical
-from symrazor.curvature.estimate import Method, estimate_curvature
+from symrazor.curvature.estimate import estimate_curvature
+from symrazor.curvature.method import Method
 from symrazor.layers import FFC, Conv, GConv, GroupPool, Relaxed
 from symrazor.layers.gconv import Kind
 from symrazor.layers.point_group import point_group

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.layers import FC, FFC, BlockLinear, Conv, Path, Relaxed, Subsample
+from symrazor.layers.merging import merge
 from symrazor.layers.path import is_symrazor_module
-from symrazor.layers.plain import merge
 from symrazor.testing import assert_close
 
 

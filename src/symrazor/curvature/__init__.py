@@ -5,11 +5,14 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.ekfac import EkfacStructure
-from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
+from symrazor.curvature.estimate import Curvature, estimate_curvature
 from symrazor.curvature.kernel import KernelStructure
+from symrazor.curvature.kronecker import KroneckerStructure
+from symrazor.curvature.method import Method
 from symrazor.curvature.structures import GradientStructure, Structure, register_structure
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
+register_structure("kron", KroneckerStructure())
 register_structure("kernel", KernelStructure())
 register_structure("ekfac", EkfacStructure())
 

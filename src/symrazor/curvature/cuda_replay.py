@@ -46,7 +46,7 @@ from symrazor.data.batches import Input, NumberedBatch, check_inputs, map_tensor
 from symrazor.linalg.factor import Factor, Symmetric
 
 if TYPE_CHECKING:
-    from symrazor.curvature.estimate import CurvatureTask
+    from symrazor.curvature.task import CurvatureTask
 
 log = logging.getLogger("symrazor")
 

@@ -38,7 +38,7 @@ from symrazor.linalg.jacobian_rows import (
 from symrazor.linalg.kernel import Kernel, SubsetKernel
 
 if TYPE_CHECKING:
-    from symrazor.curvature.estimate import CurvatureTask
+    from symrazor.curvature.task import CurvatureTask
 
 ROWS_KEY: Key = ("", "J")
 

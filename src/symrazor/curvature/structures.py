@@ -1,4 +1,4 @@
-r"""Define the structures of the curvature: Kronecker, diagonal, dense per tensor, or full.
+r"""Define the structures of the curvature, and the diagonal, the dense and the full one.
 
 With inputs $a$ and cotangents $g$ in the weight-sharing format, and one cotangent $g_c$ per column
 of the root of the output Hessian, the exact GGN of a weight is
@@ -16,8 +16,8 @@ the sums over all batches (`build`):
 | H | $JJ^\top$ | "block", "full"; biases and norm scales under "kron" |
 | h | $J \circ J$ | "diag" |
 
-The Kronecker block is $G_k \otimes A_k / \text{count}$ ("expand" and "reduce" of Eschenhagen et al.
-2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
+`kronecker`, `ekfac` and `kernel` define the other structures. A bias has $a = 1$, so that
+$J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
 
 To add a structure, subclass `Structure` or `GradientStructure` and call `register_structure`.
 """
@@ -33,23 +33,18 @@ from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
 from symrazor.core.files import free_bytes
-from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics, add
-from symrazor.curvature.tape import Tape, Use, widened
-from symrazor.curvature.weight_sharing import Layer
-from symrazor.linalg.blocks import Block, Dense, Diag, Kron
+from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics
+from symrazor.curvature.tape import Tape, Use
+from symrazor.linalg.blocks import Block, Dense, Diag
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
-    from symrazor.curvature.estimate import CurvatureTask, Method
+    from symrazor.curvature.method import Method
+    from symrazor.curvature.task import CurvatureTask
 
 FULL_KEY: Key = ("", "H")
 MAX_DENSE_ENTRIES = 4096
 """Under "kron", biases and norm scales with more entries get a diagonal block."""
-COLUMNS_PER_JOB = 3
-"""Columns of the root per job under "kron": rows of small factors are multiplied together."""
-MAX_COLLECTED_ENTRIES = 2**18
-"""Cotangents with at most this many entries are collected before they are multiplied."""
-
 CHECKED_BYTES = 1 << 30
 """The free memory is compared with dense matrices from this size on."""
 
@@ -247,80 +242,6 @@ class FullStructure(GradientStructure):
         return [Dense(shapes, H.matrix[0] * scale, task.resolution)]
 
 
-class KroneckerStructure(Structure):
-    """Kronecker factors for weights; exact blocks for biases, norm scales and shaping tensors."""
-
-    columns_per_job = COLUMNS_PER_JOB
-    runs_in_threads = True
-    replayable = True
-    supports_weight_precisions = False
-
-    def input_jobs(
-        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
-    ) -> tuple[list[Job], list[Job]]:
-        """Return the jobs of the input factors A."""
-        by_layer: dict[str, list[Use]] = {}
-        for use in tape.uses:
-            if use.factored_weight is not None:
-                by_layer.setdefault(use.factored_weight, []).append(use)
-        first: list[Job] = []
-        last: list[Job] = []
-        for weight, uses in by_layer.items():
-            release = not keep_graph and _input_exceeds_factor(uses)
-            sums = partial(_input_sums, task, weight, uses, release, keep_graph)
-            (first if release else last).append(as_job(sums, keep_graph))
-        return first, last
-
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
-        """Return the output factors G, and H or h of all other tensors."""
-        sums: Statistics = {}
-        gradients: Gradients = {}
-        small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
-        shared: dict[str, str] = {}  # biases whose H is the G of their weight
-        for uses, gs in cotangents:
-            layer, weight = uses[0].layer, uses[0].factored_weight
-            formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
-            exact = [name for name in layer.tensors if name != weight]
-            if weight is not None and layer.bias is not None and _used_once(formed):
-                shared[layer.bias] = weight
-                exact.remove(layer.bias)
-            add_gradients(gradients, uses, gs, formed, exact, keep_graph)
-            if weight is None:
-                continue
-            for rows in _rows_of_G(task, uses, gs, formed):
-                flat = rows.reshape(-1, *rows.shape[-2:])
-                if rows.numel() <= MAX_COLLECTED_ENTRIES:
-                    small.setdefault(weight, []).append(flat)
-                else:
-                    add(sums, (weight, "G"), Factor.of_rows(flat))
-        for name, parts in small.items():
-            add(sums, (name, "G"), Factor(parts))
-        add_exact_sums(sums, gradients)
-        for bias, weight in shared.items():
-            sums[bias, "H"] = sums[weight, "G"]
-        return sums
-
-    def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
-    ) -> list[Block]:
-        """Build a Kronecker block per weight and an exact block for every other tensor."""
-        blocks: list[Block] = []
-        for layer in task.layers:
-            for name in layer.tensors:
-                if name != layer.factored_weight:
-                    _check_format_is_known(sums, name)
-                    blocks.append(tensor_block(task, sums, name, scale))
-                    continue
-                block = _kronecker_block(task, sums, layer, scale)
-                bias = blocks[-1] if layer.bias is not None else None
-                if isinstance(bias, Dense) and isinstance(block, Kron):
-                    _share_spectrum(sums, bias, block, scale)
-                blocks.append(block)
-        return blocks
-
-
 STRUCTURES: dict[str, Structure] = {}
 """Structures by the name that users give as `structure=`."""
 
@@ -332,7 +253,6 @@ def register_structure(name: str, structure: Structure) -> None:
     STRUCTURES[name] = structure
 
 
-register_structure("kron", KroneckerStructure())
 register_structure("diag", DiagonalStructure())
 register_structure("block", BlockStructure())
 register_structure("full", FullStructure())
@@ -371,33 +291,6 @@ def tensor_block(task: "CurvatureTask", sums: Statistics, name: str, scale: floa
     return Diag(name, h.reshape(value.shape) * scale)
 
 
-def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scale: float) -> Block:
-    name, form = str(layer.weight), layer.form
-    A, G = sums.get((name, "A")), sums.get((name, "G"))
-    if not (isinstance(A, Factor) and isinstance(G, Factor)):  # the layer was never used
-        return tensor_block(task, sums, name, scale)
-    if task.method.blocks == "averaged":
-        G = G.averaged()
-    count = sums[name, "count"]
-    assert isinstance(count, Tensor)
-    return Kron(name, A, G, scale / float(count), task.resolution, form.to_blocks, form.from_blocks)
-
-
-def _check_format_is_known(sums: Statistics, name: str) -> None:
-    """Raise ValueError if other processes have recorded the format of a parameter, and not this."""
-    if (name, "A") in sums:
-        raise ValueError(
-            f"The operations of {name} were not recorded in this process, because it read no data. "
-            "Give every process at least one batch."
-        )
-
-
-def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -> None:
-    """Reuse the eigenvalues of a weight's G for its bias if both have the same factor."""
-    if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
-        bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
-
-
 def layer_cotangents(
     tape: Tape, columns: Tensor, release_graph: bool, keep_graph: bool
 ) -> Iterator[tuple[list[Use], list[Tensor]]]:
@@ -431,60 +324,3 @@ def add_gradients(
     for name in names:
         j = torch.stack([part[name] for part in parts if name in part]).sum(0)
         gradients.setdefault(name, []).append(j)
-
-
-def _rows_of_G(
-    task: "CurvatureTask", uses: list[Use], gs: list[Tensor], formed: list[Tensor]
-) -> list[Tensor]:
-    """Return cotangents as the method's flavour needs them, [n, ..., k, o] each."""
-    if task.method.flavour == "reduce":
-        return [torch.stack([g.sum(1) for g in formed]).sum(0)]
-    if task.method.copies == "expand":
-        return formed
-    return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
-
-
-def _used_once(formed: Sequence[Tensor]) -> bool:
-    """Return whether a weight is used once per sample, so that G is also H of the bias."""
-    positions, blocks, features = formed[0].shape[1:]
-    return len(formed) == positions == blocks == 1 and features <= MAX_DENSE_ENTRIES
-
-
-def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
-    """Return whether the inputs take more memory than A and are needed for nothing else."""
-    layer, form = uses[0].layer, uses[0].layer.form
-    if form.weight is None or form.input_factor is not None or layer.shaping:
-        return False
-    k, _, i = form.to_blocks(getattr(layer.module, form.weight).detach()).shape
-    return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
-
-
-def _input_sums(
-    task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
-) -> Statistics:
-    """Return A and its count for one weight, then release the inputs if nothing else needs them."""
-    method = task.method
-    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
-    if method.flavour == "reduce":
-        parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
-        positions = sum(a.shape[1] for a in parts)
-        mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
-        factors, count = [Factor.of_rows(mean)], len(mean)
-    else:
-        reduced = method.copies == "reduce"
-        if reduced:
-            inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
-        factors = [
-            Factor.of_matrix(use.form.input_factor(widened(x)))
-            if use.form.input_factor
-            else Factor.of_rows(use.form.inputs(widened(x)))
-            for use, x in zip(uses, inputs, strict=True)
-        ]
-        count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
-    sums: Statistics = {(weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
-    for factor in factors:
-        add(sums, (weight, "A"), factor)
-    if release:
-        for use in uses:
-            use.release_input()
-    return sums

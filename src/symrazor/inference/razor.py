@@ -33,8 +33,10 @@ from symrazor.core.parameters import hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_positive_integer, replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import AUTO, Curvature, CurvatureTask, Method, collect_curvature
+from symrazor.curvature.estimate import Curvature, collect_curvature
+from symrazor.curvature.method import AUTO, Method
 from symrazor.curvature.structures import STRUCTURES
+from symrazor.curvature.task import CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
     Input,

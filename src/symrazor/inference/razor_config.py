@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.core.validation import check_at_least, short_repr
-from symrazor.curvature.estimate import AUTO, DEFAULT_MEMORY, Method
+from symrazor.curvature.method import AUTO, Method
+from symrazor.curvature.task import DEFAULT_MEMORY
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference.evidence import Evidence
 from symrazor.layers.relaxed import free_groups, path_groups

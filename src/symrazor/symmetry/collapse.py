@@ -2,7 +2,7 @@ r"""Collapse a relaxed network to a plain one, without the paths that the eviden
 
 The share of a path is its part of its layer's effective parameters, $\gamma_p / \sum_q \gamma_q$.
 Paths with a share below a threshold are dropped, and the others are merged if possible
-(`symrazor.layers.plain`). The threshold is given, or the evidence chooses it. The result consists
+(`symrazor.layers.merging`). The threshold is given, or the evidence chooses it. The result consists
 of torch.nn modules and torch.fx graphs: it loads and runs without this library.
 """
 
@@ -25,8 +25,8 @@ from symrazor.core.parameters import Hyper, weights
 from symrazor.data.batches import Input, Loader, call
 from symrazor.inference.razor import Razor
 from symrazor.invariance.averaged_network import Augmented
+from symrazor.layers.merging import Rewriter
 from symrazor.layers.path import is_real, is_symrazor_module
-from symrazor.layers.plain import Rewriter
 from symrazor.layers.relaxed import Relaxed
 from symrazor.symmetry.reading import Reading, path_names
 

@@ -1,0 +1,201 @@
+"""Compute what one batch contributes to the curvature: forward pass, output Hessian, and jobs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from operator import itemgetter
+
+import torch
+from torch import Tensor, nn
+
+from symrazor.accelerate.devices import (
+    ambient_autocast,
+    autocast,
+)
+from symrazor.accelerate.torch_internals import FastBackward
+from symrazor.core.errors import DivergenceError
+from symrazor.core.likelihood import Likelihood
+from symrazor.core.parameters import weights
+from symrazor.curvature.accumulate import (
+    BatchSums,
+    Job,
+    Total,
+)
+from symrazor.curvature.method import Method
+from symrazor.curvature.operations import record
+from symrazor.curvature.structures import STRUCTURES, Bases, Structure
+from symrazor.curvature.tape import Tape
+from symrazor.curvature.weight_sharing import Layer
+from symrazor.data.batches import (
+    Input,
+    check_inputs,
+    map_tensors,
+)
+
+DEFAULT_MEMORY = 1.0
+"""Default of `CurvatureTask.memory`, in GiB."""
+ROOT_COPIES = 4
+"""Arrays of the size of a root that exist at a time while it is computed."""
+
+
+@dataclass(frozen=True)
+class CurvatureTask:
+    """Everything but the data.
+
+    Args:
+        model: the network.
+        layers: its layers, see `coverage.layers`.
+        likelihood: likelihood of the outputs.
+        method: structure and estimator.
+        generator: randomness of the "mc" estimator.
+        pieces: each batch is processed in at most this many parts.
+        bases: results of a first pass that a structure needs for its second pass.
+        labels: labels of the batch that is processed, if samples are grouped by class.
+        memory: largest size in GiB of the roots of the output Hessian; a batch that needs more is
+            divided further.
+        precisions: precisions of `torch.autocast` in the forward pass, by type of device; None for
+            those that are active.
+    """
+
+    model: nn.Module
+    layers: Sequence[Layer]
+    likelihood: Likelihood
+    method: Method
+    generator: torch.Generator | None = None
+    pieces: int = 1
+    bases: Bases | None = None
+    labels: Tensor | None = None
+    memory: float = DEFAULT_MEMORY
+    precisions: Mapping[str, torch.dtype] | None = None
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the blocks."""
+        return STRUCTURES[self.method.structure]
+
+    @cached_property
+    def theta(self) -> dict[str, nn.Parameter]:
+        """Trainable weights by name."""
+        return weights(self.model)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of all weight tensors, in the order of the rows of a full curvature matrix."""
+        return [name for layer in self.layers for name in layer.tensors]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return next(iter(self.theta.values())).device
+
+    @property
+    def resolution(self) -> float:
+        """Machine epsilon of the sums: that of the weights' dtype, at most that of float32."""
+        eps = torch.finfo(next(iter(self.theta.values())).dtype).eps
+        return min(eps, torch.finfo(torch.float32).eps)
+
+    def by_batch(self) -> "Callable[[int], CurvatureTask]":
+        """Return the task of each batch, by its number, for one pass over the data.
+
+        Each batch draws its probes from its own generator, so that they do not depend on the
+        process that works on it.
+        """
+        is_random = self.method.estimator == "mc" or self.method.outputs == "sampled"
+        if self.generator is None or not is_random:
+            return lambda number: self
+        device = self.generator.device
+        base = int(torch.randint(2**62, (), generator=self.generator, device=device))
+        return lambda number: replace(
+            self, generator=torch.Generator(device).manual_seed(base + number)
+        )
+
+    def batch_sums(
+        self, x: Input, y: Tensor, batch_name: str, keep_graph: bool = False
+    ) -> BatchSums:
+        """Return the sums of one batch; `keep_graph` makes them differentiable."""
+        total = Total()
+        for job in self.jobs(x, y, batch_name, keep_graph):
+            total.add(job())
+        assert total.value is not None
+        return total.value
+
+    def jobs(self, x: Input, y: Tensor, batch_name: str, keep_graph: bool = False) -> list[Job]:
+        """Run the model on one batch and return the remaining work as independent jobs."""
+        check_inputs(x, y, batch_name)
+        tape = self.forward(x, keep_graph)
+        samples = self._samples_at_once(tape.f)
+        if samples < len(y):
+            return self._divided(x, y, batch_name, keep_graph, samples)
+        with autocast({}):
+            log_likelihood, roots = self.evaluate_outputs(tape.f, y, batch_name)
+        if not keep_graph:
+            log_likelihood, roots = log_likelihood.detach(), roots.detach()
+        fit = BatchSums(log_likelihood, len(y), {})
+        task = replace(self, labels=y) if self.method.grouping == "class" else self
+        return [lambda: fit, *self.structure.jobs(task, tape, roots, keep_graph)]
+
+    def _samples_at_once(self, f: Tensor) -> int:
+        """Return how many samples have roots that fit the memory."""
+        memory = self.memory * 2**30 / (ROOT_COPIES * f.element_size())
+        if f.numel() * f[0].numel() <= memory or self.method.estimator == "empirical":
+            return len(f)  # there are at most as many columns as outputs
+        if self.method.estimator == "exact":
+            numbers = self.likelihood.n_columns(f) * f[0].numel()
+        elif self.method.probe == "spectral":
+            numbers = self.likelihood.probe_numbers(f, self.method.samples)
+        else:
+            numbers = self.method.samples * f[0].numel()
+        return max(1, int(memory / numbers))
+
+    def _divided(
+        self, x: Input, y: Tensor, batch_name: str, keep_graph: bool, samples: int
+    ) -> list[Job]:
+        """Return a job for each part of a batch; each has a generator of its own."""
+        jobs: list[Job] = []
+        for start in range(0, len(y), samples):
+            part, task = slice(start, start + samples), self
+            if self.generator is not None:
+                device = self.generator.device
+                seed = int(torch.randint(2**62, (), generator=self.generator, device=device))
+                task = replace(self, generator=torch.Generator(device).manual_seed(seed))
+            inputs = map_tensors(x, itemgetter(part))
+            jobs.append(partial(task.batch_sums, inputs, y[part], batch_name, keep_graph))
+        return jobs
+
+    def forward(self, x: Input, keep_graph: bool = False) -> Tape:
+        """Run the model and record its layers, so that cotangents can be computed."""
+        precisions = ambient_autocast() if self.precisions is None else self.precisions
+        with autocast(precisions):
+            if keep_graph:
+                return record(self.model, self.layers, x)
+            with FastBackward():
+                return record(self.model, self.layers, x)
+
+    def evaluate_outputs(self, f: Tensor, y: Tensor, batch_name: str) -> tuple[Tensor, Tensor]:
+        """Check outputs; return their log likelihood and the columns [c, n, k] of the root."""
+        self.likelihood.check(f, y)
+        _check_outputs(f, batch_name)
+        labels = y.double() if y.is_floating_point() else y
+        log_likelihood = -self.likelihood.nll(f.double(), labels).sum()
+        return log_likelihood, self._roots(f, y)
+
+    def _roots(self, f: Tensor, y: Tensor) -> Tensor:
+        match self.method.estimator:
+            case "exact":
+                root = self.likelihood.hessian_root(f)
+            case "mc":
+                root = self.likelihood.sampled_root(
+                    f, self.method.samples, self.generator, self.method.probe
+                )
+            case _:
+                root = self.likelihood.residual(f, y).unsqueeze(0)
+        return self.likelihood.masked_root(root, y)
+
+
+def _check_outputs(f: Tensor, batch_name: str) -> None:
+    if not bool(torch.isfinite(f).all()):
+        bad = int((~torch.isfinite(f)).flatten(1).any(1).nonzero()[0])
+        raise DivergenceError(
+            f"The model outputs of sample {bad} of {batch_name} are not finite: "
+            f"{f[bad].tolist()}. The weights have probably diverged: lower the learning rate."
+        )
