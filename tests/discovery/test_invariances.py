@@ -22,7 +22,7 @@ from symrazor.discovery.invariances import (
     not_tested,
     wants_invariances,
 )
-from symrazor.discovery.question import Options, Question
+from symrazor.discovery.question import Family, Options, Question
 from symrazor.invariance.spread import EVALUATIONS
 from symrazor.training.checkpoint import Checkpoints, State
 from symrazor.training.loop import clock
@@ -164,6 +164,32 @@ def test_evaluations_do_not_count_as_the_time_of_steps() -> None:
         fixed, per_step = invariances._cost_of_ranges(measure, 1)
     assert per_step == pytest.approx(step)
     assert fixed == pytest.approx(once + EVALUATIONS * evaluation)
+
+
+def test_evaluations_of_many_images_fit_into_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took 125 s in place of 32 s on 48,000 images."""
+    now, per_image, step = [0.0], 0.01, 0.005
+    used: list[tuple[int, int]] = []
+
+    def measure(
+        model: object, data: tuple[torch.Tensor, ...], seed: int, steps: int, **_: int
+    ) -> object:
+        now[0] += per_image * len(data[1]) + step * steps
+        used.append((len(data[1]), steps))
+        return None
+
+    monkeypatch.setattr(invariances, "learn_augmentation", measure)
+    x, y = torch.zeros(20_000, 1, 1, 1), torch.zeros(20_000, dtype=torch.long)
+    question = Question("q", "?", Family([]), (x, y), None, Categorical)
+    with clock.counting(lambda: now[0]):
+        images, steps, needed = invariances._plan_ranges(question, 0, 1, 100.0)
+        assert [n for n, _ in used] == [invariances.MAX_TRIAL_IMAGES] * 2
+        invariances._ranges(question, 0, images, steps)
+    assert images > 1000 and steps > invariances.MIN_STEPS
+    share = invariances.SPREAD_SHARE
+    assert now[0] == pytest.approx(share * 100, abs=0.1)
+    least = sum(per_image * 1000 + step * s for s in invariances.TRIAL_STEPS) + per_image * 1000
+    assert needed == pytest.approx((least + invariances.MIN_STEPS * step) / share)
 
 
 def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_that_is_left(

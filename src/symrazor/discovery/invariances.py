@@ -27,13 +27,15 @@ from symrazor.discovery.budget import (
     Cost,
     batch_size,
     measure_costs,
+    most_samples,
     n_workers,
     timed_config,
 )
 from symrazor.discovery.claims import Margin
 from symrazor.discovery.members import log_scores
-from symrazor.discovery.question import Options, Question, Tell, select
+from symrazor.discovery.question import Options, Question, Tell, select, subsample
 from symrazor.invariance.learned_augmentation import (
+    MAX_INPUTS,
     LearnedAugmentation,
     RandomAugmentation,
     changed_predictions,
@@ -54,6 +56,8 @@ SPREAD_SHARE = 0.6
 MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 4 * EVALUATIONS)
 """Training steps below which ranges are not reported, and steps of two trials that are timed. Both
 have all evaluations, so that their difference is the time of steps alone."""
+MAX_TRIAL_IMAGES, EVALUATION_SHARE = 1000, 0.3
+"""Images of these trials, and the largest share of the time for evaluations of more images."""
 CHECK_SHARE, MAX_CHECK = 0.2, 2000
 """Share of the training images that confirm the transformations, and their largest number."""
 MIN_EPOCHS, MAX_EPOCHS = 8, 200
@@ -184,15 +188,13 @@ def learn_invariances(
         return f"Invariances: not tested (needs at least {2 * MIN_CERTAIN} training images)."
     started, seconds = clock.now(), 60 * options.minutes
     is_timed, workers = options.epochs is None, min(2, n_workers(options))
-    measure = partial(learn_augmentation, None, question.train, options.seed)
-    steps = STEPS
+    plan = (n, STEPS)
     if is_timed:
-        once, per_step = _cost_of_ranges(measure, workers)
-        steps = int(min(STEPS, (SPREAD_SHARE * seconds - once) / per_step))
+        images, steps, needed = _plan_ranges(question, options.seed, workers, seconds)
         if steps < MIN_STEPS:
-            needed = (once + MIN_STEPS * per_step) / SPREAD_SHARE / 60
-            return not_tested(options.minutes / TIME_SHARE, needed / TIME_SHARE)
-    learned = measure(steps=steps, workers=workers)
+            return not_tested(options.minutes / TIME_SHARE, needed / 60 / TIME_SHARE)
+        plan = (images, min(STEPS, steps))
+    learned = _ranges(question, options.seed, plan[0], plan[1], workers)
     tell(f"  ranges of transformations: {learned.n:,} images in {clock.now() - started:.0f} s")
     result = LearnedInvariances(network, learned)
     if not learned.found:
@@ -202,12 +204,38 @@ def learn_invariances(
     return _confirmed(result, question, options, rival, times, tell)
 
 
+def _ranges(
+    question: Question, seed: int, images: int, steps: int, workers: int = 1
+) -> LearnedAugmentation:
+    """Return the ranges that are measured on some of the training images."""
+    data = select(question.train, subsample(len(question.train[1]), images, seed))
+    return learn_augmentation(None, data, seed, steps=steps, workers=workers)
+
+
+def _plan_ranges(
+    question: Question, seed: int, workers: int, seconds: float
+) -> tuple[int, int, float]:
+    """Return images and training steps that fit into the time, and the least time that is needed.
+
+    The trial has few images: the evaluations of all of them take longer than its training steps.
+    """
+    began, n = clock.now(), min(len(question.train[1]), MAX_INPUTS)
+    trial_images = min(n, MAX_TRIAL_IMAGES)
+    once, per_step = _cost_of_ranges(partial(_ranges, question, seed, trial_images), workers)
+    trial_seconds = clock.now() - began
+    per_image, limit = once / trial_images, SPREAD_SHARE * seconds - trial_seconds
+    images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, trial_images)
+    steps = int((limit - images * per_image) / per_step)
+    needed = (trial_seconds + once + MIN_STEPS * per_step) / SPREAD_SHARE
+    return images, steps, needed
+
+
 def _cost_of_ranges(measure: Callable[..., object], workers: int) -> tuple[float, float]:
     """Return the seconds without training steps, and those of one step of both folds."""
     seconds = []
     for steps in TRIAL_STEPS:
         started = clock.now()
-        measure(steps=steps)
+        measure(steps)
         seconds.append(clock.now() - started)
     per_step = max(seconds[1] - seconds[0], 1e-6) / (TRIAL_STEPS[1] - TRIAL_STEPS[0])
     once = max(0.0, seconds[0] - TRIAL_STEPS[0] * per_step)
