@@ -54,6 +54,7 @@ TESTED_BY = {
     "serving/session.py": "serving/test_server.py",
     "data/categories.py": "data/test_csv_files.py",
     "data/times.py": "discovery/test_trajectories.py",
+    "discovery/progress.py": "core/test_notebook.py",
     "discovery/question.py": "discovery/test_api.py",
     "discovery/result.py": "discovery/test_api.py",
     "dynamics/config.py": "dynamics/test_errors.py",

@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from symrazor.core.text import printable
+from symrazor.discovery.progress import status_of
 from symrazor.discovery.question import Step
 
 
@@ -68,12 +69,3 @@ class Display:
 
     def __exit__(self, *_: Any) -> None:
         self.stop()
-
-
-def status_of(step: Step) -> str:
-    """Return the best network so far and the time that is left."""
-    parts = [f"best so far: {step.best}"] if step.best else []
-    if step.seconds_left is not None:
-        minutes, seconds = divmod(round(step.seconds_left), 60)
-        parts.append(f"{minutes}:{seconds:02d} left")
-    return ", ".join(parts)

@@ -19,6 +19,7 @@ from torch import Tensor
 from symrazor.core.choices import Task
 from symrazor.core.files import BUDGET_VARIABLE, budget
 from symrazor.core.likelihood import Categorical, Gaussian
+from symrazor.core.notebook import in_notebook
 from symrazor.data import Dataset, Tensors, dataset
 from symrazor.data import read as read_data
 from symrazor.data.arrays import (
@@ -45,6 +46,7 @@ from symrazor.discovery.invariances import (
     wants_invariances,
 )
 from symrazor.discovery.predictions import Calibration, Start, calibrate
+from symrazor.discovery.progress import shown
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,
@@ -88,7 +90,7 @@ def discover(
     header: bool | None = None,
     columns: Sequence[str] = (),
     options: Options | None = None,
-    tell: Tell = lambda text: None,
+    tell: Tell | None = None,
     **changes: Any,
 ) -> Discovery:
     """Find the structure that the data support, and train a network that has it.
@@ -114,7 +116,7 @@ def discover(
         columns: columns of a table to use as inputs; by default all but the label.
         options: all options. Single options can be passed by name, as in
             `discover(x, y, minutes=5, seed=1)`.
-        tell: called with progress messages.
+        tell: called with progress messages. By default, a notebook shows a bar.
         **changes: single options, see `Options`.
 
     Raises:
@@ -127,12 +129,15 @@ def discover(
         data = read_data(x, kind, task, header=header, columns=columns, together=together)
     else:
         data = as_dataset(x, y, test, kind, task, together)
-    tell(f"{data.source}: {data.describe()}")
-    if data.kind == "trajectory":
-        if options.groups is not None:
-            raise ValueError("groups has no effect on trajectories. Remove it.")
-        return Discovery(dynamics=learn_dynamics(data, options), data=data)
-    return Discovery([analyse(data, options, tell)])
+    with shown(tell, options.progress) as report:
+        if in_notebook():
+            options = options.change(progress=False)  # one bar for everything
+        report(f"{data.source}: {data.describe()}")
+        if data.kind == "trajectory":
+            if options.groups is not None:
+                raise ValueError("groups has no effect on trajectories. Remove it.")
+            return Discovery(dynamics=learn_dynamics(data, options), data=data)
+        return Discovery([analyse(data, options, report)])
 
 
 def analyse(data: Dataset, options: Options, tell: Tell) -> QuestionResult:

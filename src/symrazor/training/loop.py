@@ -30,6 +30,7 @@ import torch
 
 from symrazor.accelerate.processes import any_process, is_distributed, world
 from symrazor.core.errors import CurvatureError
+from symrazor.core.notebook import NotebookBar, in_notebook
 
 log = logging.getLogger("symrazor")
 
@@ -296,6 +297,10 @@ def fraction_bar(enabled: bool | None = None) -> Iterator[Callable[[float, str],
 def _bar(
     total: float, enabled: bool | None, label: str | None = None
 ) -> Iterator[Callable[[float, Callable[[], str]], None]]:
+    if enabled is not False and in_notebook():
+        with NotebookBar() as notebook_bar:
+            yield lambda completed, describe: notebook_bar.update(completed / total, describe())
+        return
     if not (sys.stderr.isatty() if enabled is None else enabled):
         yield lambda completed, describe: None
         return
