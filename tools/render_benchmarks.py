@@ -175,6 +175,7 @@ def known_answers(name: str, part: str) -> str:
         f"{result['question']} The tasks of the report half were not used to adjust the method. "
         "See [how to run it](how-to/benchmark-known-answers.md).",
         markdown_table(result, selected(result, "tasks", "all"), columns),
+        *(note for note in result["notes"] if note.startswith("Goals")),
         f"![Right, undecided and wrong claims by method]({file.parent.name}/{file.name})",
     ]
     return "\n\n".join(parts)

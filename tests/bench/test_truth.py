@@ -14,7 +14,7 @@ from symrazor.bench.truth import baselines
 from symrazor.bench.truth.check import Score, assumptions, oracle_margin
 from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
-from symrazor.bench.truth.result import whole_seeds
+from symrazor.bench.truth.result import goal_notes, whole_seeds
 from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import agreement, compare_range, score
 from symrazor.bench.truth.task import Task
@@ -315,6 +315,17 @@ def test_results_leave_out_a_seed_that_was_cut() -> None:
     rows, notes = whole_seeds([*complete, other[0]])
     assert {row.seed for row in rows} == {0}
     assert notes == ["Seed 1 was stopped after 1 of 2 tasks and is left out."]
+
+
+def test_results_say_which_goals_are_met() -> None:
+    rows = rows_with([0.9, 0.92, 0.94, 0.97], right=4)
+    rows[3] = replace(rows[3], status="undecided")
+    (note,) = goal_notes(rows, "develop")
+    assert note == (
+        "Goals, `toy`: stated answers right 100.0 % (met, goal at least 98 %); undecided 25.0 % "
+        "(missed, goal at most 10 %); regret, nats 0.015 (met, goal at most 0.02)."
+    )
+    assert goal_notes(rows, "report") == []
 
 
 def test_agreement_counts_claims_that_both_runs_state() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from symrazor.bench.truth.scores import Row, Summary, per_task, reliability
+from symrazor.bench.truth.scores import Row, Summary, per_task, reliability, summarise
 from symrazor.core.files import write_atomically
 
 COLUMNS = [
@@ -25,6 +25,13 @@ COLUMNS = [
 CALIBRATION_COLUMNS = ["half", "method", "probability from", "to", "claims", "mean %", "right %"]
 ALL_TASKS = "all"
 """First cell of the rows with the totals of a half."""
+GOALS = (
+    ("stated answers right", "right % of stated", 98.0, True, " %"),
+    ("undecided", "undecided", 10.0, False, " %"),
+    ("interval of a margin holds that of another seed", "coverage", 90.0, True, " %"),
+    ("regret, nats", "regret", 0.02, False, ""),
+)
+"""Goals of the report half: what, its figure, the limit, whether more is better, and the unit."""
 HALVES = {"develop": "development", "report": "report"}
 
 
@@ -66,6 +73,7 @@ def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict
             f"Seeds: {', '.join(map(str, seeds))}. The development half was used to adjust the "
             "method, the report half was not.",
             *cut,
+            *goal_notes(rows, half="report"),
             "`best-on-test-set` chooses an architecture by the test labels: a bound, not a method.",
         ],
     }
@@ -84,6 +92,29 @@ def whole_seeds(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         for seed in sorted(set(done) - whole)
     ]
     return [row for row in rows if row.seed in whole], notes
+
+
+def goal_notes(rows: Sequence[Row], half: str) -> list[str]:
+    """Return a note for each method: which goals its rows of a half meet and which they miss."""
+    notes = []
+    for summary in summarise([row for row in rows if row.half == half], half):
+        stated = summary.right + summary.wrong
+        figures = {
+            "right % of stated": 100 * summary.right / stated if stated else None,
+            "undecided": summary.undecided,
+            "coverage": summary.coverage,
+            "regret": summary.regret,
+        }
+        parts = []
+        for name, key, limit, more_is_better, unit in GOALS:
+            figure = figures[key]
+            if figure is not None:
+                is_met = figure >= limit if more_is_better else figure <= limit
+                bound = "at least" if more_is_better else "at most"
+                verdict = f"{'met' if is_met else 'missed'}, goal {bound} {limit:g}{unit}"
+                parts.append(f"{name} {_rounded(figure, 1 if unit else 3)}{unit} ({verdict})")
+        notes.append(f"Goals, `{summary.method}`: {'; '.join(parts)}.")
+    return notes
 
 
 def _cells(name: str, half: str, summary: Summary) -> list[Any]:
