@@ -1,8 +1,10 @@
 """Test that files are written atomically."""
 
+import errno
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from safetensors.torch import load, save, save_file
 
 from symrazor.core.files import (
     check_writable_file,
+    locked,
     with_sorted_metadata,
     write_atomically,
     write_tensors,
@@ -88,3 +91,37 @@ def test_files_of_tensors_follow_the_umask_and_name_errors_of_the_system(tmp_pat
         write_tensors(path, lambda: fail("I/O error: No space left on device (os error 28)"))
     with pytest.raises(SafetensorError, match="shared"):
         write_tensors(path, lambda: fail("Some tensors are shared"))
+
+
+def test_a_read_only_disk_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, also the removal of the temporary file fails, even if there is none."""
+
+    def fail(path: object, *args: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setattr(Path, "unlink", fail)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        write_atomically(tmp_path / "file.json", b"new")
+    assert caught.value.filename == str(tmp_path / "file.json")
+
+
+def test_a_folder_that_cannot_be_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    os.link(victim, tmp_path / ".lock")
+    with pytest.raises(ValueError, match=r"\.lock is a link\. Remove it"), locked(tmp_path):
+        pass
+    assert victim.read_text() == "precious"
+
+    def fail(path: object, *args: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", fail)
+    message = f"Cannot write to {tmp_path}: Read-only file system. Use another --out."
+    with pytest.raises(ValueError, match=re.escape(message)), locked(tmp_path):
+        pass

@@ -229,3 +229,22 @@ def test_estimators_predict_far_from_zero() -> None:
     near = SymmetryRegressor(epochs=3, random_state=0).fit(x, y).predict(x)
     far = SymmetryRegressor(epochs=3, random_state=0).fit(x + 1e8, y + 1e12).predict(x + 1e8)
     np.testing.assert_allclose(far - 1e12, near, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "message"),
+    [
+        (2**53 + 1, 2**53 + 1, "x.npy needs 8,388,608.00 GiB"),
+        (0, 2**53 + 1, "x.npy must have shape"),
+        (0, 0, "x.npy must have shape"),
+    ],
+)
+def test_arrays_without_values_have_a_budget(
+    rows: int, labels: int, message: str, tmp_path: Path
+) -> None:
+    """An array [2^53, 0] takes no memory in the file, but a flag for each of its rows would."""
+    for name, shape in (("x", (rows, 0)), ("y", (labels, 0))):
+        header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+        (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00v\x00" + header.encode())
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "x.npy")

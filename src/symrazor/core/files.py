@@ -6,6 +6,7 @@ outermost reader before memory is allocated: the limit holds for a whole file, n
 arrays.
 """
 
+import errno
 import functools
 import json
 import os
@@ -77,11 +78,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         if fcntl is None:
             os.replace(temporary, path)
         flush(path.parent)
-    except OSError as error:
-        remove(temporary)
-        raise named(error, path) from error
-    except BaseException:
-        remove(temporary)
+    except BaseException as error:
+        with suppress(OSError):  # a read-only disk
+            remove(temporary)
+        if isinstance(error, OSError):
+            raise named(error, path) from error
         raise
 
 
@@ -362,7 +363,14 @@ def _acquire(path: Path) -> int:
     if path.is_symlink():
         raise ValueError(f"{path} is a link. Remove it.")
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise ValueError(
+                f"Cannot write to {path.parent}: {error.strerror}. Use another --out."
+            ) from error
         if fcntl is None:
             return handle
         try:
@@ -380,6 +388,9 @@ def _acquire(path: Path) -> int:
             ) from None
         except OSError:  # a file system without locks
             return handle
+        if os.fstat(handle).st_nlink > 1:  # a hard link; the content of a lock is overwritten
+            os.close(handle)
+            raise ValueError(f"{path} is a link. Remove it.")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.stat()):
                 return handle

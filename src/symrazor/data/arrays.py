@@ -73,8 +73,11 @@ def labelled_only(contents: FileContents, source: str | Path) -> FileContents:
     """
     if contents.y is None or not contents.y.is_floating_point():
         return contents
+    if len(contents.x) != len(contents.y) or len(contents.y) == 0:  # an error later
+        return contents
+    reserve(len(contents.y), source)  # an array [2^53, 0] takes no memory, but a flag per row does
     is_known = ~contents.y.isnan().reshape(len(contents.y), -1).any(1)
-    if bool(is_known.all()) or len(contents.x) != len(is_known):
+    if bool(is_known.all()):
         return contents
     if not bool(is_known.any()):
         raise ValueError(f"All labels in {source} are missing. Check the label column.")
