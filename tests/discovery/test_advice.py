@@ -19,7 +19,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 def answered(**holds: bool | None) -> Any:
     """Return a stand-in for an answer with these claims, and no measured gain."""
     claims = [SimpleNamespace(name=k.replace("_", "-"), holds=v) for k, v in holds.items()]
-    return SimpleNamespace(claims=claims, expected_gain=None, invariances=None)
+    recommended = SimpleNamespace(name="two hidden layers")
+    return SimpleNamespace(
+        claims=claims, expected_gain=None, invariances=None, recommended=recommended
+    )
 
 
 def data_of(kind: str, *shape: int) -> Dataset:
@@ -108,6 +111,7 @@ def test_vectors(holds: bool) -> None:
     data = data_of("vector", 4)
     network = run(code_for(answered(linear=holds), data))["network"]
     assert isinstance(network, nn.Linear) == holds
+    assert sum(isinstance(module, nn.Linear) for module in network.modules()) == (1 if holds else 3)
     assert network(data.x).shape == (40, 3)
 
 

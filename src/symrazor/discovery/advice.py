@@ -1,10 +1,12 @@
 """Write code that puts the answer of `discover` into a network of the user's own."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from symrazor.core.validation import join_names
 from symrazor.data import Dataset
 from symrazor.discovery.answer import Answer
+from symrazor.discovery.families import PERCEPTRONS
 from symrazor.discovery.invariances import LearnedInvariances
 
 COPIES = {
@@ -37,7 +39,8 @@ def code_for(answer: Answer, data: Dataset) -> str:
     elif data.kind == "set":
         parts.append(_points(holds, data))
     elif data.kind == "vector" and "linear" in holds:
-        parts.append(_vectors(holds["linear"], data))
+        hidden_layers = list(PERCEPTRONS).index(answer.recommended.name)
+        parts.append(_vectors(holds["linear"], hidden_layers, data))
     parts.append(_augmentation(answer))
     code = "\n\n".join(part for part in parts[1:] if part)
     return "\n".join(part for part in (parts[0], code) if part) if code else ""
@@ -132,7 +135,7 @@ def _points(holds: Mapping[str, bool | None], data: Dataset) -> str:
     )
 
 
-def _vectors(is_linear: bool | None, data: Dataset) -> str:
+def _vectors(is_linear: bool | None, hidden_layers: int, data: Dataset) -> str:
     """Return code for the question whether hidden layers improve the prediction."""
     if is_linear is None:
         return ""
@@ -143,11 +146,14 @@ def _vectors(is_linear: bool | None, data: Dataset) -> str:
             "# Hidden layers do not improve the prediction. Standardise the inputs first.\n"
             f"network = nn.Linear({n}, {data.outputs})"
         )
+    widths = [n, *[HIDDEN] * max(1, hidden_layers)]
+    layers = "".join(
+        f"    nn.Linear({c_in}, {c_out}),\n    nn.ReLU(),\n" for c_in, c_out in pairwise(widths)
+    )
     return (
         "from torch import nn\n\n"
         "# Hidden layers improve the prediction. Standardise the inputs first.\n"
-        f"network = nn.Sequential(nn.Linear({n}, {HIDDEN}), nn.ReLU(), "
-        f"nn.Linear({HIDDEN}, {data.outputs}))"
+        f"network = nn.Sequential(\n{layers}    nn.Linear({HIDDEN}, {data.outputs}),\n)"
     )
 
 
