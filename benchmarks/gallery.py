@@ -4,7 +4,7 @@
 
 DIR has the files of gallery_data.py. Each method uses one thread, and its time is CPU time of its
 process. The file is written after every result, so that an interrupted measurement keeps its part;
-`--continue` adds the results that it lacks.
+`--continue` adds the results that it lacks, and writes the file anew.
 """
 
 import argparse
@@ -69,7 +69,16 @@ def measure(folder: Path, job: Job, seconds: float | None) -> list[Any]:
     return [name, seed, method, *scores, choices, result.network, result.verdict, claims]
 
 
-def document(rows: list[list[Any]], machine: str) -> dict[str, Any]:
+def describe(folder: Path, name: str) -> dict[str, Any]:
+    """Return what the page of a data set says about it."""
+    data = DATA[name]
+    with np.load(folder / f"{name}.npz") as file:
+        x, n_test, classes = file["x"], len(file["y_test"]), len(file["names"])
+    described = {"title": data.title, "question": data.question, "source": data.source}
+    return {**described, "n": len(x), "n_test": n_test, "shape": x.shape[1:], "classes": classes}
+
+
+def document(rows: list[list[Any]], machine: str, folder: Path) -> dict[str, Any]:
     """Return the content of the result file."""
     order = [*DATA]
     methods = [*METHODS]
@@ -83,6 +92,7 @@ def document(rows: list[list[Any]], machine: str) -> dict[str, Any]:
         ],
         "machine": machine,
         "version": f"symrazor {__version__}, torch {torch.__version__}",
+        "data": {name: describe(folder, name) for name in DATA},
         "columns": COLUMNS,
         "rows": rows,
         "notes": [
@@ -91,6 +101,12 @@ def document(rows: list[list[Any]], machine: str) -> dict[str, Any]:
             "choices: what a person has to decide before a method can start.",
         ],
     }
+
+
+def write(rows: list[list[Any]], arguments: argparse.Namespace) -> None:
+    """Write the result file."""
+    text = json.dumps(document(rows, arguments.machine, arguments.folder), indent=1) + "\n"
+    arguments.json.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -110,6 +126,7 @@ def main() -> None:
     rows: list[list[Any]] = []
     if arguments.resume and arguments.json.exists():
         rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
+        write(rows, arguments)
     known = {(row[0], row[1], row[2]) for row in rows}
     jobs = [
         (name, seed, method)
@@ -131,8 +148,7 @@ def main() -> None:
                     continue
                 rows.append(task.result())
                 print(rows[-1], flush=True)
-                text = json.dumps(document(rows, arguments.machine), indent=1) + "\n"
-                arguments.json.write_text(text, encoding="utf-8")
+                write(rows, arguments)
         except OutOfTime:
             unfinished = [job for task, job in tasks.items() if not task.done()]
             print(f"out of time: {unfinished}", file=sys.stderr, flush=True)

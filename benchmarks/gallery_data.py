@@ -45,7 +45,7 @@ class DataSet:
     kind: str
     read: Callable[[Path, Path], tuple[Split, Split]]
     groups: tuple[str, ...] = ()
-    seconds: float = 35.0
+    seconds: float = 20.0
 
 
 def _series(name: str) -> Callable[[Path, Path], tuple[Split, Split]]:
@@ -227,7 +227,7 @@ DATA = {
         "symrazor data get mnist; random parts of the official training and test data.",
         "image",
         _official(mnist, "mnist", 1000, 2000),
-        seconds=60,
+        seconds=36,
     ),
     "fashion": DataSet(
         "Fashion-MNIST, 5,000 articles",
@@ -235,7 +235,7 @@ DATA = {
         "symrazor data get fashion-mnist; random parts of the official training and test data.",
         "image",
         _official(fashion_mnist, "fashion-mnist", 5000, 2000),
-        seconds=60,
+        seconds=36,
     ),
     "cifar": DataSet(
         "CIFAR-10, 2,000 photographs",
@@ -243,7 +243,7 @@ DATA = {
         "symrazor data get cifar-10; random parts of the official training and test data.",
         "image",
         _official(cifar10, "cifar-10", 2000, 1000),
-        seconds=60,
+        seconds=36,
     ),
 }
 """Name -> data set."""

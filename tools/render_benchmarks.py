@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gallery_pages
 from truth_figure import figure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +41,7 @@ TEMPLATES = {
 FIGURES = {"truth": ROOT / "docs" / "images" / "known-answers.svg"}
 """Result file -> its figure, which is drawn if the file exists."""
 REQUIRED = ("title", "question", "command", "machine", "columns", "rows", "notes")
-OPTIONAL = ("version", "goal", "summary", "calibration")
+OPTIONAL = ("version", "goal", "summary", "calibration", "data")
 BANNER = "<!-- Rendered by tools/render_benchmarks.py from benchmarks/. Do not edit. -->\n\n"
 PLACEHOLDER = re.compile(r"\{\{(\w+) ([^{}]+)\}\}")
 PROGRAMS = ("symrazor ", "python ", "make ", "torchrun ")
@@ -211,6 +212,13 @@ def render(template: Path) -> str:
     return BANNER + re.sub(r"\n{3,}", "\n\n", text)  # an empty section leaves blank lines
 
 
+def gallery() -> dict[Path, str]:
+    """Return the text of each page of the gallery."""
+    remarks = json.loads((ROOT / "benchmarks" / "gallery-remarks.json").read_text("utf-8"))
+    made = gallery_pages.pages(load("gallery"), remarks)
+    return {ROOT / "docs" / "gallery" / f"{name}.md": BANNER + text for name, text in made.items()}
+
+
 def main() -> int:
     """Write the pages, or with --check compare them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -221,6 +229,8 @@ def main() -> int:
     for result_name, file in FIGURES.items():
         if (RESULTS / f"{result_name}.json").exists():
             texts[file] = figure(load(result_name), "report", "discover")
+    if (RESULTS / "gallery.json").exists():
+        texts |= gallery()
     for page, text in texts.items():
         if page.exists() and page.read_text(encoding="utf-8") == text:
             continue

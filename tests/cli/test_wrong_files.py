@@ -120,6 +120,18 @@ def _ragged_series(folder: Path) -> Path:
     return folder / "data.csv"
 
 
+def _huge_labels(folder: Path) -> Path:
+    np.save(folder / "x.npy", _x())
+    np.save(folder / "y.npy", np.zeros((2, 0)))
+    content = (folder / "y.npy").read_bytes()
+    shape = b"(9007199254740993, 0), }"
+    start = content.index(b"(2, 0), }")
+    padding = content[start : content.index(b"\n", start)]
+    header = content[:start] + shape.ljust(len(padding)) + b"\n"
+    (folder / "y.npy").write_bytes(header)
+    return folder
+
+
 CASES: dict[str, tuple[Case, str]] = {
     "missing": (lambda f: f / "no.npz", "symrazor: No such file or folder: "),
     "truncated": (_truncated, "as an .npz file"),
@@ -164,6 +176,7 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda f: _saved(f, x=_x(), y=np.zeros(39)),
         "must have the same number of samples",
     ),
+    "huge empty labels": (_huge_labels, "must have the same number of samples"),
     "empty folder": (lambda f: f, "the folder is empty"),
     "hugging face": (_hub, "datasets"),
 }
