@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from string import Template
 from typing import Any
 
 METHODS = {
@@ -19,12 +20,13 @@ NUMBERS = {"accuracy %": 1, "NLL": 3, "ECE": 3, "CPU minutes": 1}
 Row = dict[str, Any]
 
 
-def pages(result: Mapping[str, Any], remarks: Mapping[str, str]) -> dict[str, str]:
+def pages(result: Mapping[str, Any], remarks: Mapping[str, str], template: str) -> dict[str, str]:
     """Return the text of each page by its name.
 
     Args:
         result: content of the result file.
         remarks: data set -> why the methods rank as they do.
+        template: text of the first page.
     """
     rows = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"]]
     names = [name for name in result["data"] if any(row["data"] == name for row in rows)]
@@ -33,7 +35,7 @@ def pages(result: Mapping[str, Any], remarks: Mapping[str, str]) -> dict[str, st
         own = [row for row in rows if row["data"] == name]
         texts[name] = _page(result["data"][name], own, remarks.get(name, ""))
     by_name = {name: [row for row in rows if row["data"] == name] for name in names}
-    return {"index": _index(result, by_name), **texts}
+    return {"index": _index(result, by_name, template), **texts}
 
 
 def means(rows: Sequence[Row]) -> dict[str, Row]:
@@ -95,69 +97,39 @@ def _sentence(found: Mapping[str, Row]) -> str:
     if ranked[0] == "discover":
         return "The network that `discover` delivers has the lowest NLL."
     title = METHODS[ranked[0]]
-    place = (
-        "has the highest NLL"
-        if ranked[-1] == "discover"
-        else f"is number {ranked.index('discover') + 1} of {len(ranked)}"
-    )  # noqa: E501
+    place = f"is number {ranked.index('discover') + 1} of {len(ranked)}"
+    place = "has the highest NLL" if ranked[-1] == "discover" else place
     return f"**Another method wins:** {title}. The network that `discover` delivers {place}."
 
 
-def _index(result: Mapping[str, Any], by_name: Mapping[str, Sequence[Row]]) -> str:
+def _index(result: Mapping[str, Any], by_name: Mapping[str, Sequence[Row]], template: str) -> str:
     summaries = {name: means(rows) for name, rows in by_name.items()}
-    complete = {n: found for n, found in summaries.items() if set(TRAINED) <= set(found)}
-    lowest = sum(_rank(found) == 0 for found in complete.values())
-    trained = sum(_rank({m: found[m] for m in TRAINED}) == 0 for found in complete.values())
-    highest = sum(_rank(found) == len(found) - 1 for found in complete.values())
     table = [["data", "training samples", "verdict", "probability"]]
     table[0] += ["NLL: discover", "tuned", "cross-validated", "1-NN", "accuracy %: discover"]
     table[0] += ["best other"]
     table.append(["---"] * len(table[0]))
-    for name, found in summaries.items():
-        table.append(_index_row(name, result["data"][name], found))
-    lines = [
-        "# Gallery: real data",
-        "",
-        "Is it better to use symrazor than what people do today? Each page asks one question about a real data set, and compares the",
-        "network that `discover` delivers with a network that is tuned by hand, with a cross-validated choice among the same networks, and",
-        "with nearest neighbours. Every figure is read from `benchmarks/results/gallery.json`.",
-        "",
-        f"**In short.** Of {len(complete)} data sets, the network that `discover` delivers has the lowest negative log likelihood (NLL) on",
-        f"{lowest}, and on {trained} if only methods that train networks are compared. On {highest} it has the highest. Nobody has to choose",
-        "networks, learning rates or augmentation for it.",
-        "",
-        "\n".join(f"| {' | '.join(line)} |" for line in table),
-        "",
-        "## What the columns mean",
-        "",
-        "| column | meaning |",
-        "|---|---|",
-        "| accuracy, NLL, ECE | on test data that no method has seen: share of right classes, mean negative log likelihood in nats, calibration error |",
-        "| CPU minutes | of one thread, for everything: search, cross-validation and the final training. Methods that train networks have the same time for a data set |",
-        "| choices | what a person has to decide first |",
-        "",
-        "| method | what it does | choices |",
-        "|---|---|---|",
-        "| symrazor discover | compares networks by their evidence and by left-out data, and delivers one | none |",
-        "| tuned CNN or MLP | tries networks, learning rates, weight decays and TrivialAugment on a fifth of the training data, trains the best setting for longer, then on all data; temperature scaling | networks, learning rates, weight decays, augmentations |",
-        "| cross-validated choice | three-fold cross-validation among the networks that `discover` compares; temperature scaling | networks, learning rate, weight decay |",
-        "| 1-NN | class of the nearest training sample, with the probability that leaving one out suggests; for series also over all cyclic shifts | distance (and shifts) |",
-        "",
-        f"Machine: {result['machine']}. {result['version']}. Commands:",
-        "",
-        "```",
-        *result["command"],
-        "```",
-        "",
-        "Not compared: escnn, Augerino and laplace-torch.",
-        "",
-        "```{toctree}",
-        ":hidden:",
-        "",
-        *summaries,
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    table += [_index_row(name, result["data"][name], found) for name, found in summaries.items()]
+    return Template(template).substitute(
+        summary=_summary(summaries),
+        table="\n".join(f"| {' | '.join(line)} |" for line in table),
+        machine=result["machine"],
+        version=result["version"],
+        commands="\n".join(result["command"]),
+        names="\n".join(summaries),
+    )
+
+
+def _summary(summaries: Mapping[str, Mapping[str, Row]]) -> str:
+    """Say how often `discover` is best and worst, on data that all trained methods have run."""
+    complete = [found for found in summaries.values() if set(TRAINED) <= set(found)]
+    lowest = sum(_rank(found) == 0 for found in complete)
+    trained = sum(_rank({m: found[m] for m in TRAINED}) == 0 for found in complete)
+    highest = sum(_rank(found) == len(found) - 1 for found in complete)
+    return (
+        "The network that `discover` delivers has the lowest negative log likelihood on "
+        f"{lowest} of {len(complete)} data sets, and on {trained} if only methods that train networks are "
+        f"compared. It has the highest on {highest}. It needs no choice of a person."
+    )
 
 
 def _index_row(name: str, data: Mapping[str, Any], found: Mapping[str, Row]) -> list[str]:

@@ -215,7 +215,8 @@ def render(template: Path) -> str:
 def gallery() -> dict[Path, str]:
     """Return the text of each page of the gallery."""
     remarks = json.loads((ROOT / "benchmarks" / "gallery-remarks.json").read_text("utf-8"))
-    made = gallery_pages.pages(load("gallery"), remarks)
+    template = (ROOT / "benchmarks" / "gallery.md.in").read_text(encoding="utf-8")
+    made = gallery_pages.pages(load("gallery"), remarks, template)
     return {ROOT / "docs" / "gallery" / f"{name}.md": BANNER + text for name, text in made.items()}
 
 
