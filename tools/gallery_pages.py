@@ -127,8 +127,8 @@ def _summary(summaries: Mapping[str, Mapping[str, Row]]) -> str:
     highest = sum(_rank(found) == len(found) - 1 for found in complete)
     return (
         "The network that `discover` delivers has the lowest negative log likelihood on "
-        f"{lowest} of {len(complete)} data sets, and on {trained} if only methods that train networks are "
-        f"compared. It has the highest on {highest}. It needs no choice of a person."
+        f"{lowest} of {len(complete)} data sets, and on {trained} if only methods "
+        f"that train networks are compared. It has the highest on {highest}. It needs no choice of a person."
     )
 
 
