@@ -128,7 +128,8 @@ def _summary(summaries: Mapping[str, Mapping[str, Row]]) -> str:
     return (
         "The network that `discover` delivers has the lowest negative log likelihood on "
         f"{lowest} of {len(complete)} data sets, and on {trained} if only methods "
-        f"that train networks are compared. It has the highest on {highest}. It needs no choice of a person."
+        f"that train networks are compared. It has the highest on {highest}. It needs no choice of "
+        "a person."
     )
 
 
