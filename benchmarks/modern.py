@@ -12,7 +12,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,9 +182,13 @@ def variants(
         yield f"exact, {subset:,} images", lambda: exact.evidence(loader, subset)
 
 
-def measure(setting: Setting, name: str, classes: int, precision: str) -> list[Row]:
-    """Time all variants of one network in turn."""
+def measure(
+    setting: Setting, name: str, classes: int, precision: str, wanted: Sequence[str] | None = None
+) -> list[Row]:
+    """Time all variants of one network, or the SGD epoch and those wanted, in turn."""
     runs = dict(variants(setting, name, classes, precision))
+    if wanted is not None:
+        runs = {k: run for k, run in runs.items() if k == "SGD epoch" or k in wanted}
     seconds: dict[str, list[float]] = {variant: [] for variant in runs}
     memory: dict[str, float] = {}
     values: dict[str, float | None] = {}
@@ -240,6 +244,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--networks", nargs="+", default=["ResNet-18", "ViT"])
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--variants", nargs="+", help="beside SGD epochs; default all")
     parser.add_argument("--json", type=Path, help="file for the rows")
     return parser.parse_args()
 
@@ -254,7 +259,7 @@ def main() -> int:
     for name in options.networks:
         for classes in options.classes:
             for precision in options.precisions:
-                found = measure(setting, name, classes, precision)
+                found = measure(setting, name, classes, precision, options.variants)
                 rows += found
                 for row in found:
                     print(

@@ -49,7 +49,7 @@ BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
 PREDICTED = 200
 """Held-out samples for the Laplace predictive, which needs their Jacobians."""
-REFINED, REFINEMENTS = "refined", 5
+REFINED, REFINEMENTS = "refined", 20
 """Name of trainings with refinement, and its largest number of rounds."""
 TRAINED_WITH = ("kron", "ekfac", "auto", REFINED)
 SCORES = {"nll": "weights", "nll_predictive": "predictive"}

@@ -5,6 +5,11 @@ Bad arguments raise `ValueError`.
 
 from collections.abc import Mapping, Sequence
 
+GENERAL_ADVICE = (
+    "Freeze them (requires_grad_(False)), make them hyperparameters (symrazor.Hyper), or register "
+    "their layer (see docs/how-to/add-a-layer.md)."
+)
+
 
 class UnsupportedParameterError(ValueError):
     """Some trainable parameters have no curvature.
@@ -14,16 +19,17 @@ class UnsupportedParameterError(ValueError):
 
     Args:
         reasons: parameter name -> the problem and the next action.
+        advice: the next action where the reasons name none.
     """
 
-    def __init__(self, reasons: Mapping[str, str]) -> None:
+    def __init__(self, reasons: Mapping[str, str], advice: str = GENERAL_ADVICE) -> None:
         self.reasons = dict(reasons)
-        lines = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
-        super().__init__(
-            f"{len(self.reasons)} trainable parameter(s) have no curvature:\n{lines}\n"
-            "Freeze them (requires_grad_(False)), make them hyperparameters (symrazor.Hyper), or "
-            "register their layer (see docs/how-to/add-a-layer.md)."
-        )
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in self.reasons.items():
+            by_reason.setdefault(reason, []).append(name)
+        lines = [f"  {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+        count = f"{len(self.reasons)} trainable parameter(s) have no curvature:"
+        super().__init__("\n".join([count, *lines, *([advice] if advice else [])]))
 
 
 class DivergenceError(ValueError, FloatingPointError):

@@ -81,7 +81,7 @@ def layers(model: nn.Module) -> list[Layer]:
         bias = names.get(form.bias) if form.bias else None
         result.append(Layer(prefix, module, form, weight, bias, shaping_names))
     if unsupported:
-        raise UnsupportedParameterError(unsupported)
+        raise UnsupportedParameterError(unsupported, advice="")
     if not result:
         raise ValueError("The model has no trainable weights.")
     return result
@@ -110,8 +110,9 @@ def _harm(module: nn.Module) -> str | None:
     """Return why a module must not be used at all, or None."""
     if _uses_batch_statistics(module):
         return (
-            "a BatchNorm on batch statistics couples the samples of a batch, so that no per-sample "
-            "curvature exists; call model.eval() to fix its statistics, or use GroupNorm"
+            "BatchNorm on batch statistics couples the samples of a batch, so that no per-sample "
+            "curvature exists. Train symrazor.replace_batchnorm(model), which has GroupNorm. For "
+            "the evidence of a trained network, call model.eval(), which fixes the statistics."
         )
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         return "an Embedding with max_norm changes its weights in the forward pass; unset max_norm"
