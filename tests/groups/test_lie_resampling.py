@@ -56,6 +56,14 @@ def test_values_beyond_the_border(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(read[..., -1], last)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fewer_pixels_are_read_at_their_own_middles(shape: tuple[int, ...]) -> None:
+    x = torch.randn(1, 2, *(2 * s for s in shape), dtype=torch.float64)
+    maps = torch.eye(len(shape) + 1, dtype=torch.float64)[None, None, : len(shape)]
+    means = getattr(torch.nn.functional, f"avg_pool{len(shape)}d")(x, 2)
+    torch.testing.assert_close(sample_grid(x, maps, size=shape).squeeze(2), means)
+
+
 @pytest.mark.parametrize("dims", [1, 2, 5])
 def test_recurrence_steps_are_powers_of_a_root(dims: int) -> None:
     steps = recurrence_steps(dims)

@@ -321,8 +321,11 @@ def sl2() -> LieAlgebra:
 
 
 def sample_grid(
-    x: Float[Tensor, "n c *s"], maps: Float[Tensor, "m k d e"], outside: Outside = "zeros"
-) -> Float[Tensor, "n c k *s"]:
+    x: Float[Tensor, "n c *s"],
+    maps: Float[Tensor, "m k d e"],
+    outside: Outside = "zeros",
+    size: Sequence[int] | None = None,
+) -> Float[Tensor, "n c k *t"]:
     r"""Return $x(T q)$ at every pixel q for every map T, by linear interpolation.
 
     The origin is the middle of the grid. The unit is half the last axis, in every direction, so
@@ -334,8 +337,11 @@ def sample_grid(
             the order (x, y, z), where x is the last axis, and the last column is a shift. Positions
             are computed in the precision of the maps.
         outside: values beyond the border.
+        size: number of pixels q in each direction, spread over the whole grid; by default those of
+            the grid.
     """
     shape = tuple(x.shape[2:])
+    size = tuple(size or shape)
     (n, c), (m, k, dims, _) = x.shape[:2], maps.shape
     affine = maps.reshape(m * k, dims, dims + 1)
     if len(set(shape)) > 1:  # torch's unit is half of each axis
@@ -344,12 +350,12 @@ def sample_grid(
         affine = affine * affine.new_tensor(scale)
     if dims == 1:  # torch interpolates in 2 and 3 dimensions: use an image of one row
         affine = F.pad(affine[:, :, [0, 0, 1]] * affine.new_tensor([1, 0, 1]), (0, 0, 0, 1))
-        shape = (1, *shape)
-    places = _positions(affine.unflatten(0, (m, k)), shape).to(x).flatten(1, 2)
+        shape, size = (1, *shape), (1, *size)
+    places = _positions(affine.unflatten(0, (m, k)), size).to(x).flatten(1, 2)
     places = places.expand(n, *places.shape[1:])
     rows = x.reshape(n, c, *shape)
     read = F.grid_sample(rows, places, padding_mode=outside, align_corners=False)
-    return read.reshape(n, c, k, *x.shape[2:])
+    return read.reshape(n, c, k, *size[-dims:])
 
 
 def _positions(

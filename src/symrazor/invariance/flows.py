@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.groups.lie import sample_grid
 from symrazor.invariance.polar import ANGLES, polar_view
 
 FlowKind = Literal["circle", "choice", "line"]
@@ -171,11 +172,8 @@ class ImageReader:
         self, maps: Callable[[Tensor], Tensor], radius: float, x: Tensor, amount: Tensor
     ) -> Tensor:
         """Return every image under the map of its own amount, inside of a disc."""
-        h, w = self.size
-        units = torch.tensor([[1, h / w, 1], [w / h, 1, w / h]])
-        grid = F.affine_grid(maps(amount) * units, [len(x), 1, *self.out], align_corners=False)
-        seen = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
-        inside: Tensor = seen * self.window(radius)
+        seen = sample_grid(x, maps(amount).unsqueeze(1), "border", self.out)
+        inside: Tensor = seen.squeeze(2) * self.window(radius)
         return inside
 
     def zoom(self, x: Tensor, amount: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.validation import join_names
+from symrazor.groups.lie import sample_grid
 from symrazor.invariance.flows import image_flows, prepared_images
 from symrazor.invariance.spread import Spread, Spreads, measure_spread
 
@@ -45,10 +45,7 @@ class RandomAugmentation(nn.Module):
         """Return every image under its own random transformation."""
         maps = self._maps(x, generator)
         if maps is not None:
-            h, w = x.shape[2:]
-            maps = maps[:, :2] * maps.new_tensor([[1, h / w, 1], [w / h, 1, w / h]])
-            grid = F.affine_grid(maps.to(x), list(x.shape), align_corners=False)
-            x = F.grid_sample(x, grid, padding_mode="border", align_corners=False)
+            x = sample_grid(x, maps[:, None, :2], "border").squeeze(2)
         contrast, brightness = (
             self._draw(name, x, generator) for name in ("contrast", "brightness")
         )

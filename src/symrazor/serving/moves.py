@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from symrazor.groups.lie import sample_grid
 
 RANDOM_ORDERS = 20
 MAX_COLUMNS = 16
@@ -137,10 +138,7 @@ def _turned(x: Tensor, degrees: float, scale: float) -> Tensor:
         x, degrees = torch.rot90(x, round(degrees / 90) % 4, (-2, -1)), 0.0
     if degrees == 0 and scale == 1:
         return x
-    angle, aspect = math.radians(degrees), x.shape[-1] / x.shape[-2]
-    cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
-    maps = torch.tensor([[cos, -sin / aspect, 0], [sin * aspect, cos, 0]], dtype=torch.float64)
+    cos, sin = (f(math.radians(degrees)) / scale for f in (math.cos, math.sin))
+    maps = torch.tensor([[[[cos, -sin, 0], [sin, cos, 0]]]], dtype=torch.float64)
     images = x.reshape(1, -1, *x.shape[-2:]).double()
-    grid = F.affine_grid(maps[None], list(images.shape), align_corners=False)
-    out = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
-    return out.reshape(x.shape).to(x.dtype)
+    return sample_grid(images, maps, "border").reshape(x.shape).to(x.dtype)
