@@ -54,7 +54,7 @@ def test_conv_padding_is_what_pad_expects(conv: nn.Module, expected: tuple[int, 
 
 
 def test_pad_functions_are_what_a_function_mode_sees() -> None:
-    """`FastBackward` would silently stop replacing circular padding."""
+    """`call_with_fast_backward` would silently stop replacing circular padding."""
     seen: list[object] = []
 
     class Watch(TorchFunctionMode):

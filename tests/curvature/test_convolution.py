@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from symrazor.accelerate import torch_internals
-from symrazor.accelerate.torch_internals import FastBackward, pad_circular
+from symrazor.accelerate.torch_internals import call_with_fast_backward, pad_circular
 from symrazor.curvature import convolution
 from symrazor.curvature.convolution import Geometry
 from symrazor.curvature.weight_sharing import sharing
@@ -17,6 +18,13 @@ from symrazor.linalg.factor import gram
 F64 = torch.float64
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 MODES = ["zeros", "circular", "reflect", "replicate"]
+
+
+class FastBackward(TorchFunctionMode):
+    """Call every operation as a pass does that is not differentiated again."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return call_with_fast_backward(func, args, kwargs or {})
 
 
 @st.composite

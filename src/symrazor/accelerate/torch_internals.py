@@ -1,7 +1,7 @@
 """Collect what depends on the internals of torch: private names, and a cheaper backward pass.
 
-`FastBackward` replaces operations whose backward pass is slow in torch, in any model. It depends on
-how torch calls these operations, and on what their backward passes read.
+`call_with_fast_backward` replaces operations whose backward pass is slow in torch, in any model. It
+depends on how torch calls these operations, and on what their backward passes read.
 
 `tests/accelerate/test_torch_internals.py` checks each name and lists the code that depends on it.
 """
@@ -21,7 +21,6 @@ from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch, _pytree
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
@@ -200,32 +199,26 @@ class CircularPad(torch.autograd.Function):
         return pad_circular(tangent, ctx.amounts)
 
 
-class FastBackward(TorchFunctionMode):
-    """Replace operations while active; weights that are leaves get no gradient.
+def call_with_fast_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an operation, replaced if that is faster; weights that are leaves get no gradient.
 
     Circular padding uses `CircularPad`. Strided convolutions of few channels, and convolutions with
     one output position, use `_Conv`. All other convolutions do not store their input, which only
     the gradient of a weight would need.
     """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Replace F.pad(..., mode="circular") and F.conv2d if that is faster."""
-        kwargs = kwargs or {}
-        if func in PAD_FUNCTIONS:
-            x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
-            mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
-            if mode == "circular" and all(p >= 0 for p in amounts):
-                return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
-        elif func is F.conv2d and not kwargs and len(args) == 7 and _is_faster(*args):
-            return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
-        elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
-            address = _address(args[0])
-            if address is not None:
-                with saved_tensors_hooks(partial(_pack, address, args[0].shape), _unpack):
-                    return func(*args, **kwargs)
-        return func(*args, **kwargs)
+    if func in PAD_FUNCTIONS:
+        x, amounts = args[:2] if len(args) > 1 else (args[0], kwargs["pad"])
+        mode = args[2] if len(args) > 2 else kwargs.get("mode", "constant")
+        if mode == "circular" and all(p >= 0 for p in amounts):
+            return CircularPad.apply(x, tuple(amounts))  # type: ignore[no-untyped-call]
+    elif func is F.conv2d and not kwargs and len(args) == 7 and _is_faster(*args):
+        return _Conv.apply(*args[:5])  # type: ignore[no-untyped-call]
+    elif func in (F.conv1d, F.conv2d, F.conv3d) and len(args) > 1 and args[1].is_leaf:
+        address = _address(args[0])
+        if address is not None:
+            with saved_tensors_hooks(partial(_pack, address, args[0].shape), _unpack):
+                return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _address(x: Tensor) -> int | None:

@@ -35,7 +35,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
-from symrazor.accelerate.torch_internals import flat_rnn_weights, is_checkpointing, tensor_version
+from symrazor.accelerate.torch_internals import (
+    call_with_fast_backward,
+    flat_rnn_weights,
+    is_checkpointing,
+    tensor_version,
+)
 from symrazor.core.errors import UnsupportedParameterError
 from symrazor.curvature.operation_rules import (
     ELEMENTWISE,
@@ -53,13 +58,19 @@ from symrazor.curvature.tape import OperationUse, Tape, Use, announced_copies
 from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
 from symrazor.data.batches import Input, call, map_tensors
 
+CallOperation = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _KIND = "_symrazor_kind"
 """Attribute of tensors that are computed from the data of a recorded pass."""
 
 
-def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape:
-    """Run the model on one batch and record every use of its layers that acts on the outputs."""
-    recorder = OperationRecorder(layers)
+def record(
+    model: Callable[..., Any], layers: Sequence[Layer], x: Input, fast_backward: bool = False
+) -> Tape:
+    """Run the model on one batch and record every use of its layers that acts on the outputs.
+
+    With `fast_backward`, operations are called by `call_with_fast_backward`.
+    """
+    recorder = OperationRecorder(layers, call_with_fast_backward if fast_backward else _call)
     x = map_tensors(x, lambda part: part.view_as(part))  # marks are set on own tensors only
     map_tensors(x, recorder.mark_data)
     with announced_copies() as announced, recorder.hooks(layers), recorder, torch.enable_grad():
@@ -72,18 +83,24 @@ def record(model: Callable[..., Any], layers: Sequence[Layer], x: Input) -> Tape
     return Tape.of(f, recorder.uses, announced)
 
 
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
 class OperationRecorder(TorchFunctionMode):
     """Record uses of parameters outside of registered layers; see the module docstring.
 
     Args:
         layers: the model's layers.
+        call_operation: calls a function with positional and named arguments.
 
     Attributes:
         uses: what was recorded so far.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], call_operation: CallOperation) -> None:
         super().__init__()
+        self._call = call_operation
         self.uses: list[Use] = []
         self._depth = 0
         self._owners: dict[int, tuple[Layer, str, Tensor]] = {}
@@ -139,7 +156,7 @@ class OperationRecorder(TorchFunctionMode):
         """
         if not isinstance(value, Tensor) or self.is_parameter(value):
             return False
-        return hasattr(value, _KIND) or (value.requires_grad and not value.is_leaf)
+        return _is_from_data(value)
 
     def is_parameter(self, value: object) -> bool:
         """Return whether a value is a trainable parameter or computed from parameters only."""
@@ -164,12 +181,13 @@ class OperationRecorder(TorchFunctionMode):
         """Run an operation, and record it if it combines parameters and data."""
         kwargs = kwargs or {}
         if self._depth:
-            if is_checkpointing():
-                return self.run(func, *args, **kwargs)
-            return func(*args, **kwargs)  # most calls: operations within a registered layer
-        tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
-        parameters = [t for t in tensors if self.is_parameter(t)]
-        has_data = any(map(self.is_data, tensors))
+            return self.run(func, *args, **kwargs)
+        parameters, has_data = [], False
+        for tensor in _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args):
+            if id(tensor) in self._owners or id(tensor) in self._computed:
+                parameters.append(tensor)
+            elif not has_data:
+                has_data = _is_from_data(tensor)
         if not parameters:  # most calls
             result = self.run(func, *args, **kwargs)
             if has_data:
@@ -191,13 +209,15 @@ class OperationRecorder(TorchFunctionMode):
 
     def run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run an operation without recording it."""
+        if self._depth and not is_checkpointing():
+            return self._call(func, args, kwargs)
         self._depth += 1
         try:
             if not is_checkpointing():
-                return func(*args, **kwargs)
+                return self._call(func, args, kwargs)
             # Store activations as usual: a recomputation would not see the recorded operations.
             with saved_tensors_hooks(lambda x: x, lambda x: x):
-                return func(*args, **kwargs)
+                return self._call(func, args, kwargs)
         finally:
             self._depth -= 1
 
@@ -379,13 +399,25 @@ def _parameters_of(layer: Layer) -> Iterator[tuple[str, Tensor]]:
             yield name, flat[local]
 
 
+def _is_from_data(tensor: Tensor) -> bool:
+    return hasattr(tensor, _KIND) or (tensor.requires_grad and not tensor.is_leaf)
+
+
+_CONTAINERS = (tuple, list, dict)
+
+
 def _tensors(value: object) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for part in value for tensor in _tensors(part)]
-    return _tensors(list(value.values())) if isinstance(value, dict) else []
+    tensors: list[Tensor] = []
+    if isinstance(value, _CONTAINERS):
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, Tensor):
+                tensors.append(part)
+            elif isinstance(part, _CONTAINERS):
+                tensors += _tensors(part)
+    return tensors
 
 
 def _transposes(base: Tensor, result: Tensor, func: Any) -> bool:

@@ -12,7 +12,6 @@ from symrazor.accelerate.devices import (
     ambient_autocast,
     autocast,
 )
-from symrazor.accelerate.torch_internals import FastBackward
 from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import weights
@@ -166,10 +165,7 @@ class CurvatureTask:
         """Run the model and record its layers, so that cotangents can be computed."""
         precisions = ambient_autocast() if self.precisions is None else self.precisions
         with autocast(precisions):
-            if keep_graph:
-                return record(self.model, self.layers, x)
-            with FastBackward():
-                return record(self.model, self.layers, x)
+            return record(self.model, self.layers, x, fast_backward=not keep_graph)
 
     def evaluate_outputs(self, f: Tensor, y: Tensor, batch_name: str) -> tuple[Tensor, Tensor]:
         """Check outputs; return their log likelihood and the columns [c, n, k] of the root."""

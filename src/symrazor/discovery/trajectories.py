@@ -26,7 +26,7 @@ from symrazor.layers.path import traced
 from symrazor.training.checkpoint import fingerprint
 
 MAX_STEP, MAX_STEPS = 0.1, 20
-"""Largest step of the integrator, and how many of them per time step of the data."""
+"""Largest step of the integrator, and largest number of its steps per time step of the data."""
 MAX_ANIMATED = 4
 """Largest number of trajectories in an animation."""
 

@@ -12,11 +12,11 @@ from symrazor.dynamics.trajectories import Trajectories
 FOLDS = 4
 MIN_TRAJECTORIES = 8
 MAX_STATES = 4000
-"""States that are used, at most."""
+"""Largest number of states that are used."""
 SLOW_DEGREE = 3
 """Degree of the polynomials in time that make up the slow part of a variation."""
 MIN_LENGTH = SLOW_DEGREE + 1
-"""States of a trajectory that is tested, at least."""
+"""Fewest states of a trajectory that is tested."""
 
 
 @dataclass(frozen=True)

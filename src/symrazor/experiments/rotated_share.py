@@ -116,7 +116,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         higher += by_data["turned"]["share"] > by_data["upright"]["share"]
     head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
     text = table([*head, "accuracy %, upright", "turned"], lines)
-    return f"{text}\n\nThe share is higher on turned data in {higher} of {len(seeds)} seeds."
+    return f"{text}\n\nThe share is higher on rotated data in {higher} of {len(seeds)} seeds."
 
 
 def run(options: Options) -> str:

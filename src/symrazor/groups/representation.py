@@ -1,7 +1,7 @@
 r"""Define representations: the action of the generators of a group on a space.
 
 A homomorphism is determined by the images of the generators, and only these are stored. `a + b`
-acts on the direct sum of two spaces, `a * b` on their tensor product.
+acts on the direct sum of two spaces, and `a * b` on their tensor product.
 """
 
 from collections.abc import Callable, Iterable, Sequence

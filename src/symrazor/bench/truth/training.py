@@ -18,7 +18,7 @@ BATCH_SIZE = 50
 STEPS = 800
 """Steps of the cosine schedule."""
 CHECKS = 20
-"""How often the held-out data are predicted, at most."""
+"""Largest number of predictions of the held-out data."""
 LEARNING_RATE = 4e-3
 PRECISION = 1.0
 """Prior precision of all weights, for inputs and targets of unit deviation."""
@@ -80,7 +80,7 @@ def normal_prior(model: nn.Module) -> Tensor:
 def train(
     architecture: Architecture, data: Tensors, seed: int, penalty: Penalty = normal_prior
 ) -> Trained:
-    """Train on four fifths to choose the number of steps, then on all data for as many steps."""
+    """Train on four fifths to choose the number of steps, then on all data for this number."""
     (kept, held_out), *_ = folds(data, round(1 / HELD_OUT), seed)
     losses, deviations = validation_losses(architecture, kept, held_out, seed, penalty)
     best = int(losses.mean(1).argmin())
