@@ -8,6 +8,7 @@ from symrazor.data import Dataset
 from symrazor.discovery.answer import Answer
 from symrazor.discovery.families import PERCEPTRONS
 from symrazor.discovery.invariances import LearnedInvariances
+from symrazor.symmetry.verdict import capitalize
 
 COPIES = {
     "p2": "[x, x.rot90(2, (-2, -1))]",
@@ -23,8 +24,8 @@ MAX_POOLS = {
     3: "nn.AdaptiveMaxPool3d(1)",
 }
 ONE_AXIS = {
-    "x-translation": ("columns", "nn.AdaptiveMaxPool2d((None, 1))"),
-    "y-translation": ("rows", "nn.AdaptiveMaxPool2d((1, None))"),
+    "x-translation": ("vertical", "nn.AdaptiveMaxPool2d((None, 1))"),
+    "y-translation": ("horizontal", "nn.AdaptiveMaxPool2d((1, None))"),
 }
 HIDDEN = 64
 """Width of the networks for sets and vectors."""
@@ -62,30 +63,30 @@ def _shifts(holds: Mapping[str, bool | None], data: Dataset) -> str:
     """Return code for the question whether position matters."""
     if "translation" not in holds:
         return ""
-    where = "time" if data.kind == "series" else "position"
+    what = "when something happens" if data.kind == "series" else "position"
     if holds["translation"]:
         return (
             "import symrazor as sr\n\n"
-            f"# The {where} does not matter. Make your CNN exactly shift-invariant: strided pools, "
-            "zero padding and\n# dense layers on positions are replaced. x: some inputs.\n"
+            f"# {capitalize(what)} does not matter. Make your CNN exactly shift-invariant: strided\n"
+            "# pools, zero padding and dense layers on positions are replaced. x: some inputs.\n"
             "network = sr.make_equivariant(network, x[:32])\n"
             "print(network.equivariance_report)  # which layer was replaced by what"
         )
     if holds["translation"] is None:
         return (
             "import symrazor as sr\n\n"
-            f"# Undecided whether the {where} matters. Give your CNN both paths; "
-            "the evidence chooses in each layer.\n"
+            f"# Undecided whether {what} matters. Give your CNN both paths;\n"
+            "# the evidence chooses in each layer.\n"
             'network = sr.relax(network, x[:2], groups=["translation"])\n'
             "fit = sr.fit(network, (x, y))\n"
             "print(fit.reading)"
         )
     free = [name for name in ONE_AXIS if holds.get(name)]
     dims = data.x.ndim - 2
-    layers, reason = "nn.Flatten()", f"The {where} matters."
+    layers, reason = "nn.Flatten()", f"{capitalize(what)} matters."
     if len(free) == 1:
         axis, pool = ONE_AXIS[free[0]]
-        layers, reason = f"{pool}, nn.Flatten()", f"The position matters, but not among {axis}."
+        layers, reason = f"{pool}, nn.Flatten()", f"Only the {axis} position matters."
     return (
         "from torch import nn\n\n"
         f"# {reason} In place of a global pool such as {MAX_POOLS[dims]},\n"
