@@ -67,8 +67,8 @@ def _shifts(holds: Mapping[str, bool | None], data: Dataset) -> str:
     if holds["translation"]:
         return (
             "import symrazor as sr\n\n"
-            f"# {capitalize(what)} does not matter. Make your CNN exactly shift-invariant: strided\n"
-            "# pools, zero padding and dense layers on positions are replaced. x: some inputs.\n"
+            f"# {capitalize(what)} does not matter. Make your CNN exactly shift-invariant:\n"
+            "# strided pools, zero padding and dense layers on positions are replaced.\n"
             "network = sr.make_equivariant(network, x[:32])\n"
             "print(network.equivariance_report)  # which layer was replaced by what"
         )
