@@ -123,7 +123,7 @@ def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scal
 
 
 def _check_format_is_known(sums: Statistics, name: str) -> None:
-    """Raise ValueError if other processes have recorded the format of a parameter, and not this."""
+    """Raise ValueError if only other processes have recorded the format of a parameter."""
     if (name, "A") in sums:
         raise ValueError(
             f"The operations of {name} were not recorded in this process, because it read no data. "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 MAX_CATEGORIES = 20
-"""Values of a column of text; with more, it is not encoded."""
+"""Largest number of different values of a column of text that is encoded."""
 MIN_ROWS_PER_CATEGORY = 2
 SEPARATOR = " = "
 

@@ -303,7 +303,7 @@ def _label_array(values: Any) -> Array:
     if not any(missing) or array.ndim != 1:
         return array.astype(str)
     known = array[~np.array(missing)].tolist()
-    if all(isinstance(value, int | float) for value in known):  # pandas has numbers with gaps so
+    if all(isinstance(value, int | float) for value in known):  # numbers with gaps, in pandas
         return np.array([np.nan if value is None else value for value in array.tolist()], float)
     return array
 

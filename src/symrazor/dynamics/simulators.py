@@ -26,7 +26,7 @@ from symrazor.dynamics.trajectories import Trajectories, interleave, observed_st
 WINDOW, LONG_WINDOW = 8, 24
 """States in a window for fitting, and for comparing fields."""
 MAX_WINDOW, MIN_COVERED = 100, 0.9
-"""States in the windows of the last fit, at most, and fraction of the states that they cover."""
+"""Most states in a window of the last fit, and fraction of the states that the windows cover."""
 MIN_CHANGE = 0.08
 """Smallest change from one state to the next, without noise and relative to the spread."""
 MAX_WINDOWS, MAX_LONG_WINDOWS = 120, 40
@@ -236,7 +236,7 @@ def _candidates(
             kind[0][0] * (1 if isinstance(kind[0][2], FreeField) else ENERGY_PREFERENCE)
         ),
     )
-    # Noise of the velocities hides which kind fits: take them in turn.
+    # Noise of the velocities hides which kind fits: alternate between the kinds.
     in_turn = chain.from_iterable(zip_longest(*kinds))
     return [entry[1:] for entry in in_turn if entry is not None]
 

@@ -23,7 +23,7 @@ from symrazor.dynamics.library import Library
 from symrazor.dynamics.shooting import Fit
 
 MAX_STATES = 400
-"""States at which the field is evaluated, at most."""
+"""Largest number of states at which the field is evaluated."""
 DRAWS = 12
 MIN_REGULAR = 1e-3
 """Smallest singular value of a symplectic form, relative to the largest, in units of the spread."""

@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(
                     HTTPStatus.OK, action(self.session, json.loads(self.rfile.read(size)))
                 )
-            except Exception as error:  # wrong requests, and files of strangers: any error
+            except Exception as error:  # wrong requests and untrusted files can raise any error
                 text = str(error) or type(error).__name__
                 self._send_json(HTTPStatus.BAD_REQUEST, {"error": text})
 
