@@ -108,7 +108,8 @@ def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
 
     def integrated(z: Tensor) -> Tensor:
         """Return the antiderivative of the normal distribution function."""
-        return z * torch.special.ndtr(z) + (-0.5 * z * z).exp() / math.sqrt(2 * math.pi)
+        value: Tensor = z * torch.special.ndtr(z) + (-0.5 * z * z).exp() / math.sqrt(2 * math.pi)
+        return value
 
     below = integrated((edges + v) / sigma) - integrated((edges - v) / sigma)
     probabilities: Tensor = (below * sigma / (2 * v)).diff(dim=2)
