@@ -67,7 +67,7 @@ def test_predictions_have_the_name_of_the_target_column(call: Call, tmp_path: Pa
 
 
 def test_help_of_options_without_a_default_names_their_type(call: Call) -> None:
-    for command in [("fit",), ("experiment", "starts"), ("experiment", "noether-discover")]:
+    for command in [("fit",), ("experiment", "starts")]:
         text = call(*command, "--help").stdout
         assert "--data" in text
         assert "{None}" not in text and "None)" not in text

@@ -150,7 +150,7 @@ def test_patience_stops_after_evidence_steps_without_a_new_best() -> None:
     y = (x[:, 0] > 0).long()
     sr.fit(model, (x, y), epochs=200, lr=0.05)
     options = {"epochs": 20, "batch_size": 4, "every": 2, "damping": 1e-9, "augment": noise}
-    spoilt = {"lr": 0.05, "warmup": 0.0, **options}
+    spoilt = {"lr": 0.05, "warmup": 0.0, "evidence_structure": None, **options}
     fit = sr.fit(model, (x, y), patience=2, burn_in=18, **spoilt)
     values = [r["log_evidence"] for r in fit.history if "log_evidence" in r]
     # The first step is in the burn-in, and the second one before the first update of the prior.

@@ -19,7 +19,7 @@ from symrazor.training.checkpoint import Checkpoints
 
 SIZE = 6
 OPTIONS: dict[str, Any] = {"epochs": 20, "batch_size": 32, "every": 2, "lr": 0.02, "seed": 3}
-OPTIONS |= {"start": "given"}
+OPTIONS |= {"start": "given", "evidence_structure": None}
 PLACE: dict[str, Any] = OPTIONS | {"batch_size": 16, "free_precision": 1.0}
 
 

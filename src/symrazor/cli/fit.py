@@ -127,11 +127,12 @@ def option_registry(
 def _named(option: StructFieldSpec) -> StructFieldSpec:
     """Return an optional field with the placeholder of its type, instead of "{None}|PATH"."""
     types = [kind for kind in get_args(option.type) if kind is not NoneType]
-    if NoneType not in get_args(option.type) or option.default is not None or len(types) != 1:
+    if NoneType not in get_args(option.type) or len(types) != 1:
         return option
     name = "{True,False}" if types[0] is bool else getattr(types[0], "__name__", "VALUE").upper()
     annotated: Any = Annotated  # mypy accepts no variable as the type of an Annotated
-    shown = tyro.conf.arg(metavar=name, help_behavior_hint="")
+    hint = "" if option.default is None else None  # None: tyro's own, "(default: ...)"
+    shown = tyro.conf.arg(metavar=name, help_behavior_hint=hint)
     return replace(option, type=annotated[option.type, shown])
 
 
