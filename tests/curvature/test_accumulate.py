@@ -24,8 +24,7 @@ from symrazor.curvature.accumulate import (
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
 from symrazor.curvature.estimate import choose_scheduler, collect_curvature
-from symrazor.curvature.method import Method
-from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.data.batches import numbered_batches
 from symrazor.linalg.factor import Factor
 

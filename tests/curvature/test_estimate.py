@@ -15,8 +15,7 @@ from symrazor.curvature import cuda_replay as replay
 from symrazor.curvature.accumulate import Total, map_factors
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.method import Method
-from symrazor.curvature.task import ROOT_COPIES, CurvatureTask
+from symrazor.curvature.task import ROOT_COPIES, CurvatureTask, Method
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra

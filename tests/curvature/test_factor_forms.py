@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.curvature.accumulate import Statistics, absorb
 from symrazor.curvature.estimate import Curvature, estimate_curvature
-from symrazor.curvature.method import Method
+from symrazor.curvature.task import Method
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linalg import factor
 from symrazor.linalg.blocks import Dense, Kron

@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 
 import symrazor as sr
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.method import Method
+from symrazor.curvature.task import Method
 from symrazor.layers import SConv
 
 

@@ -9,7 +9,7 @@ import symrazor as sr
 from symrazor import groups
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.method import Method
+from symrazor.curvature.task import Method
 from symrazor.layers import GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
 from symrazor.layers.gconv import Kind
 from symrazor.layers.point_group import point_group

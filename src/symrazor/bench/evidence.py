@@ -31,8 +31,7 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
 from symrazor.curvature.estimate import Curvature, collect_curvature
-from symrazor.curvature.method import Method
-from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.task import CurvatureTask, Method
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.evidence import Evidence, laplace_evidence
 

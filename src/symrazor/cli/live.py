@@ -7,7 +7,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from symrazor.core.text import printable
-from symrazor.discovery.progress import status_of
 from symrazor.discovery.question import Step
 
 
@@ -58,7 +57,7 @@ class Display:
             description=escape(printable(step.stage)),
             completed=step.done,
             total=step.total,
-            status=escape(printable(status_of(step))),
+            status=escape(printable(step.status)),
         )
 
     def _print(self, text: str) -> None:

@@ -8,8 +8,8 @@ from symrazor.curvature.ekfac import EkfacStructure
 from symrazor.curvature.estimate import Curvature, estimate_curvature
 from symrazor.curvature.kernel import KernelStructure
 from symrazor.curvature.kronecker import KroneckerStructure
-from symrazor.curvature.method import Method
 from symrazor.curvature.structures import GradientStructure, Structure, register_structure
+from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 register_structure("kron", KroneckerStructure())

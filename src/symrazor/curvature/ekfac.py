@@ -42,8 +42,7 @@ from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 
 if TYPE_CHECKING:
-    from symrazor.curvature.method import Method
-    from symrazor.curvature.task import CurvatureTask
+    from symrazor.curvature.task import CurvatureTask, Method
 
 MAX_POSITION_PAIRS = 10
 """Pairs of positions up to which second moments are summed without forming gradients."""

@@ -36,9 +36,8 @@ from symrazor.curvature.accumulate import (
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
-from symrazor.curvature.method import AUTO, Method
 from symrazor.curvature.structures import Bases
-from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.task import AUTO, CurvatureTask, Method
 from symrazor.data.batches import (
     Input,
     Loader,

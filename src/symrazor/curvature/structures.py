@@ -39,8 +39,7 @@ from symrazor.linalg.blocks import Block, Dense, Diag
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
-    from symrazor.curvature.method import Method
-    from symrazor.curvature.task import CurvatureTask
+    from symrazor.curvature.task import CurvatureTask, Method
 
 FULL_KEY: Key = ("", "H")
 MAX_DENSE_ENTRIES = 4096

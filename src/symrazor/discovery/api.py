@@ -19,7 +19,6 @@ from torch import Tensor
 from symrazor.core.choices import Task
 from symrazor.core.files import BUDGET_VARIABLE, budget
 from symrazor.core.likelihood import Categorical, Gaussian
-from symrazor.core.notebook import in_notebook
 from symrazor.data import Dataset, Tensors, dataset
 from symrazor.data import read as read_data
 from symrazor.data.arrays import (
@@ -36,6 +35,7 @@ from symrazor.data.categories import is_missing
 from symrazor.data.datasets import MIN_SAMPLES, as_kind
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS, comparison_shares
+from symrazor.discovery.claims import remedy
 from symrazor.discovery.comparison import Compared, add_starts, compare
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.final import train_final
@@ -46,7 +46,6 @@ from symrazor.discovery.invariances import (
     wants_invariances,
 )
 from symrazor.discovery.predictions import Calibration, Start, calibrate
-from symrazor.discovery.progress import shown
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,
@@ -54,9 +53,9 @@ from symrazor.discovery.question import (
     Tell,
     folds_of,
     select,
+    shown_messages,
     subsample,
 )
-from symrazor.discovery.remedies import remedy
 from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.discovery.trajectories import learn_dynamics
 from symrazor.groups import GroupAction, TrivialAction, action_on
@@ -64,7 +63,7 @@ from symrazor.symmetry.equivariance import Action, equivariance_error
 from symrazor.symmetry.reading import read
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import PRUNED, Fit, equivariance_inputs
-from symrazor.training.loop import clock
+from symrazor.training.loop import clock, in_notebook
 
 STANDARDISED_BYTES = 8
 """Memory of a standardised number and of its copy in a selection of samples."""
@@ -129,7 +128,7 @@ def discover(
         data = read_data(x, kind, task, header=header, columns=columns, together=together)
     else:
         data = as_dataset(x, y, test, kind, task, together)
-    with shown(tell, options.progress) as report:
+    with shown_messages(tell, options.progress) as report:
         if in_notebook():
             options = options.change(progress=False)  # one bar for everything
         report(f"{data.source}: {data.describe()}")

@@ -28,7 +28,7 @@ from symrazor.discovery.budget import (
     n_workers,
     plan_question,
 )
-from symrazor.discovery.claims import Claim, claim_of
+from symrazor.discovery.claims import MAX_STARTS, Claim, claim_of
 from symrazor.discovery.members import (
     Comparison,
     Job,
@@ -43,7 +43,6 @@ from symrazor.discovery.question import (
     Symmetry,
     Tell,
 )
-from symrazor.discovery.remedies import MAX_STARTS
 from symrazor.training.loop import Interruption, clock
 
 STEPS_FILE = "steps.json"

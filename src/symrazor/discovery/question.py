@@ -1,8 +1,9 @@
 """Define a question of `discover`: its data, its candidate networks and its options."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.devices import resolve_device
 from symrazor.core.likelihood import Likelihood
-from symrazor.core.validation import short_repr
+from symrazor.core.validation import replace_options, short_repr
 from symrazor.data import Tensors
 from symrazor.groups import Group, from_file
 from symrazor.groups.constructors import is_group_file
 from symrazor.layers.plain import fully_connected
+from symrazor.training.loop import NotebookBar, in_notebook
 from symrazor.training.options import FitConfig
 
 Tell = Callable[[str], object]
@@ -59,6 +61,38 @@ class Step(str):
         step.stage, step.done, step.total = stage, done, total
         step.best, step.seconds_left = best, seconds_left
         return step
+
+    @property
+    def status(self) -> str:
+        """The best network so far and the time that is left."""
+        parts = [f"best so far: {self.best}"] if self.best else []
+        if self.seconds_left is not None:
+            minutes, seconds = divmod(round(self.seconds_left), 60)
+            parts.append(f"{minutes}:{seconds:02d} left")
+        return ", ".join(parts)
+
+
+@contextmanager
+def shown_messages(tell: Tell | None, progress: bool | None) -> Iterator[Tell]:
+    """Yield the function that takes messages: `tell`, or one that moves a bar in a notebook.
+
+    Args:
+        tell: function of the caller; None for a bar in a notebook, and nothing elsewhere.
+        progress: False for no bar.
+    """
+    if tell is not None or progress is False or not in_notebook():
+        yield tell or (lambda text: None)
+        return
+    with NotebookBar() as bar:
+
+        def move(text: str) -> None:
+            if isinstance(text, Step):
+                status = ", ".join(filter(None, (text.stage, text.status)))
+                bar.update(text.done / max(1, text.total), status)
+            else:
+                bar.update(None, text.strip())
+
+        yield move
 
 
 @dataclass(frozen=True)
@@ -303,15 +337,9 @@ class Options:
 
     def change(self, **changes: Any) -> "Options":
         """Return a copy with some options replaced; ValueError for an unknown option."""
-        known = {f.name for f in fields(self)}
-        unknown = sorted(set(changes) - known)
-        if unknown:
-            raise ValueError(
-                f"Unknown option {', '.join(unknown)}. Options: {', '.join(sorted(known))}."
-            )
         if changes.get("out") is not None:
             changes["out"] = Path(changes["out"])
-        return replace(self, **changes)
+        return replace_options(self, changes)
 
     def unfinished_folder(self, question: str) -> Path | None:
         """Return the folder for checkpoints of a question; None without a run folder."""

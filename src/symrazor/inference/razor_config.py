@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.core.validation import check_at_least, short_repr
-from symrazor.curvature.method import AUTO, Method
-from symrazor.curvature.task import DEFAULT_MEMORY
+from symrazor.curvature.task import AUTO, DEFAULT_MEMORY, Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference.evidence import Evidence
 from symrazor.layers.relaxed import free_groups, path_groups

@@ -8,11 +8,14 @@ Every training of the library is a `Task`, which supplies `step` and `evaluate`,
         task.evaluate()               # appends a record to task.history
 
 Between steps, the loop saves checkpoints that are due and stops on SIGINT or SIGTERM. After every
-round it updates the progress bar and calls the callbacks.
+round it updates the progress bar, in a terminal or below the cell of a notebook, and calls the
+callbacks.
 
 Budgets of time read `clock`.
 """
 
+import html
+import importlib
 import logging
 import signal
 import sys
@@ -23,14 +26,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Protocol, Self
 
 import torch
 
 from symrazor.accelerate.processes import any_process, is_distributed, world
 from symrazor.core.errors import CurvatureError
-from symrazor.core.notebook import NotebookBar, in_notebook
 
 log = logging.getLogger("symrazor")
 
@@ -41,6 +43,12 @@ RECOVERABLE = (FloatingPointError, CurvatureError)
 """Errors that training can recover from."""
 STOP_CHECK_INTERVAL = 8
 """Steps between agreements of several processes on whether to stop."""
+MIN_BAR_SECONDS = 0.1
+"""Seconds between two updates of the bar in a notebook."""
+_BAR = (
+    '<div style="font-family:system-ui,sans-serif;display:flex;gap:.8em;align-items:center">'
+    "<progress {value}></progress><span>{text}</span></div>"
+)
 
 
 class Clock:
@@ -274,6 +282,46 @@ class Interruption:
         if self.received == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + signal.SIGTERM)
+
+
+def in_notebook() -> bool:
+    """Return whether the program runs in the kernel of a notebook."""
+    module = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class NotebookBar:
+    """A progress bar below the running cell; use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def update(self, fraction: float | None, text: str) -> None:
+        """Show the completed fraction (None if it is unknown) and a text."""
+        now = time.monotonic()
+        if now - self._shown_at < MIN_BAR_SECONDS and fraction != 1:
+            return
+        self._shown_at = now
+        value = "" if fraction is None else f'max="1" value="{fraction:.4f}"'
+        self._display(_BAR.format(value=value, text=html.escape(text)))
+
+    def _display(self, text: str) -> None:
+        ipython: Any = importlib.import_module("IPython.display")
+        if self._handle is None:
+            self._handle = ipython.display(ipython.HTML(text), display_id=True)
+        else:
+            self._handle.update(ipython.HTML(text))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._display("")
 
 
 @contextmanager

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.core.notebook import NotebookBar, in_notebook
-from symrazor.training.loop import fraction_bar
+from symrazor.training.loop import NotebookBar, fraction_bar, in_notebook
 
 
 class Display:
@@ -35,7 +34,7 @@ def display(monkeypatch: pytest.MonkeyPatch) -> Display:
     monkeypatch.setitem(sys.modules, "IPython", module)  # type: ignore[arg-type]
     parts = SimpleNamespace(HTML=str, display=recorded)
     monkeypatch.setitem(sys.modules, "IPython.display", parts)  # type: ignore[arg-type]
-    monkeypatch.setattr("symrazor.core.notebook.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("symrazor.training.loop.MIN_BAR_SECONDS", 0.0)
     return recorded
 
 

@@ -11,9 +11,11 @@ from symrazor.discovery.claims import (
     Claim,
     Margin,
     Reason,
+    decisive_data,
+    decisive_starts,
     probability_of,
+    remedy,
 )
-from symrazor.discovery.remedies import decisive_data, decisive_starts, remedy
 
 
 def margin(kind: int, mean: float, over_starts: float, over_samples: float) -> Margin:
