@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from symrazor.cli.live import Display, status_of
+from symrazor.cli.live import Display
 from symrazor.discovery.question import Step
 
 STEPS = [Step("comparing", n, 3, "a plain CNN" if n else "", 65.4 - n) for n in range(4)]
@@ -32,8 +32,8 @@ def test_a_terminal_shows_what_runs_the_best_network_and_the_time_left() -> None
 
 
 def test_status_without_a_time_or_a_network() -> None:
-    assert status_of(Step("s", 0, 1)) == ""
-    assert status_of(Step("s", 0, 1, "", 3.2)) == "0:03 left"
+    assert Step("s", 0, 1).status == ""
+    assert Step("s", 0, 1, "", 3.2).status == "0:03 left"
 
 
 def test_a_step_is_a_message_that_can_be_printed() -> None:
