@@ -87,7 +87,7 @@ def test_constant_columns_are_standardised_to_zero() -> None:
 def test_wrong_options_raise_errors() -> None:
     with pytest.raises(ValueError, match="minutes must be positive, got 0"):
         sr.discover(some_data("vector"), minutes=0)
-    with pytest.raises(ValueError, match="Unknown option minute. Options: "):
+    with pytest.raises(ValueError, match="Unknown option 'minute'. Did you mean 'minutes'"):
         sr.discover(some_data("vector"), minute=1)
     with pytest.raises(
         ValueError, match="Groups for vectors must permute positions, got translation"

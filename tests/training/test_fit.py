@@ -169,7 +169,7 @@ def test_too_large_sam_radius_is_reported() -> None:
         ({"optimizer": "lion"}, "optimizer must be .adamw"),
         ({"lr": -1.0}, "lr must be positive and finite"),
         ({"keep": "all"}, "keep must be .best"),
-        ({"learning_rate": 0.1}, "Unknown options"),
+        ({"learning_rate": 0.1}, "Unknown option 'learning_rate'"),
         ({"structure": "kronecker"}, "structure must be one of"),
     ],
 )

@@ -267,7 +267,7 @@ _NETWORK = mlp()
         ({"data": (torch.zeros(12, 4), torch.arange(11))}, "same number of samples"),
         ({"data": (torch.zeros(12, 4), torch.arange(12))}, "Label 3 .*has 3 outputs"),
         ({"save": "runs"}, "does not accept 'save'"),
-        ({"epoch": 3}, "Unknown options"),
+        ({"epoch": 3}, "Did you mean 'epochs'"),
         ({"likelihood": "binomial"}, "Unknown likelihood 'binomial'"),
     ],
 )

@@ -47,7 +47,7 @@ def test_fit_learns_a_function_and_returns_a_reading() -> None:
 
 
 def test_unknown_options_are_reported() -> None:
-    with pytest.raises(ValueError, match="Unknown options \\['epoch'\\].*epochs"):
+    with pytest.raises(ValueError, match="Unknown option 'epoch'. Did you mean 'epochs'"):
         fit_variational(mlp(), (torch.zeros(4, 2), torch.zeros(4).long()), epoch=3)
 
 
@@ -63,7 +63,7 @@ def test_fit_is_reproducible_and_rejects_invalid_options() -> None:
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"warmup": 1.0}, "warmup"),
-        ({"estimator": "mc"}, "Unknown options \\['estimator'\\]"),
+        ({"estimator": "mc"}, "Unknown option 'estimator'"),
     ):
         with pytest.raises(ValueError, match=message):
             fit_variational(mlp(), (x, y), **changes)  # type: ignore[arg-type]

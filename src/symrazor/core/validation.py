@@ -5,7 +5,7 @@ Annotations are the only list of allowed types and choices: a `Literal` names it
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from numbers import Integral, Real
 from os import PathLike
@@ -65,13 +65,17 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 
 def replace_options(options: T, changes: Mapping[str, Any]) -> T:
     """Return a copy of a dataclass with some fields replaced; raise ValueError for other names."""
-    known = [field.name for field in fields(options)]  # type: ignore[arg-type]
-    for name in changes:
+    check_known(changes, [field.name for field in fields(options)])  # type: ignore[arg-type]
+    return replace(options, **changes)  # type: ignore[type-var]
+
+
+def check_known(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise ValueError for the first name that is no option, with a similar one if there is one."""
+    for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"Did you mean {close[0]!r}?" if close else f"Options: {', '.join(known)}."
             raise ValueError(f"Unknown option {name!r}. {hint}")
-    return replace(options, **changes)  # type: ignore[type-var]
 
 
 def replace_nested(options: T, inner: str, changes: Mapping[str, Any]) -> T:
@@ -80,10 +84,7 @@ def replace_nested(options: T, inner: str, changes: Mapping[str, Any]) -> T:
     outer_names = {field.name for field in fields(options)}  # type: ignore[arg-type]
     inner_options = changes.pop(inner, getattr(options, inner))
     inner_names = {field.name for field in fields(inner_options)} - outer_names
-    unknown = sorted(set(changes) - outer_names - inner_names)
-    if unknown:
-        known = ", ".join(sorted(outer_names | inner_names))
-        raise ValueError(f"Unknown options {unknown}. Known options: {known}.")
+    check_known(changes, sorted(outer_names | inner_names))
     inner_changes = {name: changes.pop(name) for name in list(changes) if name in inner_names}
     changes[inner] = replace(inner_options, **inner_changes)
     return replace(options, **changes)  # type: ignore[type-var]

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.parameters import Hyper, positive, real
-from symrazor.core.validation import check_choice
+from symrazor.core.validation import check_choice, check_known
 from symrazor.groups.action import grid_positions
 from symrazor.groups.lie import recurrence_steps
 from symrazor.layers.path import is_integer, is_real
@@ -234,9 +234,7 @@ def make_basis(shape: Sequence[int], anchors: Any, **options: Any) -> Basis:
                 f"{anchors.shape} and the options {sorted(options)}."
             )
         return anchors
-    unknown = sorted(set(options) - set(BASIS_OPTIONS))
-    if unknown:
-        raise ValueError(f"Unknown options {unknown}. Available: {list(BASIS_OPTIONS)}.")
+    check_known(options, BASIS_OPTIONS)
     pixels = math.prod(shape)
     if isinstance(anchors, Tensor) and anchors.dim() == 2 and not 1 <= len(anchors) <= pixels:
         raise ValueError(f"The number of anchors must be 1 to {pixels}, got {len(anchors)}.")
