@@ -150,15 +150,6 @@ def test_every_bound_lies_below_the_evidence(case: tuple[int, int, int, bool, in
     _check_bounds(case)
 
 
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
-@given(CASES)
-def test_every_bound_lies_below_the_evidence_of_1000_networks(
-    case: tuple[int, int, int, bool, int],
-) -> None:
-    _check_bounds(case)
-
-
 def test_subsets_are_a_bound_in_expectation() -> None:
     """The mean over all subsets equals the mean over all partitions into blocks of that size."""
     model, (x, y) = _network(4, 4, 2, pooled=False), _data(4, 4, 2)
