@@ -28,8 +28,10 @@ from symrazor.accelerate.devices import tf32
 from symrazor.bench.measure import peak_memory, write_rows
 from symrazor.data import TensorLoader
 
-SUBSET = 2_048
-"""Images of a stochastic estimate."""
+SUBSETS = (2_048, 512)
+"""Images of the stochastic estimates."""
+FAST = {"tf32": True, "input_rows": 200}
+"""Options of the fast estimates."""
 
 
 class Block(nn.Module):
@@ -161,25 +163,24 @@ def variants(
     model = setting.network(name, classes).eval()
     yield "SGD epoch", sgd_epoch(model, loader, precision)
     n = setting.n
-    razor = sr.Razor(model, "categorical", n, estimator="mc")
 
-    def with_precision(run: Callable[[], object]) -> Callable[[], object]:
+    def estimate(razor: sr.Razor, subset: int | None = None) -> Callable[[], object]:
         def evaluate() -> object:
             razor.generator.manual_seed(0)
             with cast(precision, setting.device):
-                return run()
+                return razor.evidence(loader, subset)
 
         return evaluate
 
-    yield "one probe", with_precision(lambda: razor.evidence(loader))
-    if precision == "float32":
-        rounded = sr.Razor(model, "categorical", n, estimator="mc", tf32=True)
-        yield "one probe, TF32", lambda: rounded.evidence(loader)
-    subset = min(n, SUBSET)
-    yield f"one probe, {subset:,} images", with_precision(lambda: razor.evidence(loader, subset))
+    probe = sr.Razor(model, "categorical", n, estimator="mc")
+    fast = sr.Razor(model, "categorical", n, estimator="mc", **FAST)
+    yield "one probe", estimate(probe)
+    yield "one probe, fast", estimate(fast)
+    for subset in SUBSETS:
+        yield f"one probe, fast, {subset:,} images", estimate(fast, min(n, subset))
     if classes <= 10 and precision == "float32":
-        exact = sr.Razor(model, "categorical", n)
-        yield f"exact, {subset:,} images", lambda: exact.evidence(loader, subset)
+        exact = sr.Razor(model, "categorical", n, **FAST)
+        yield f"exact, fast, {SUBSETS[0]:,} images", estimate(exact, min(n, SUBSETS[0]))
 
 
 def measure(

@@ -267,3 +267,24 @@ def test_a_dense_path_of_ten_thousand_features_needs_no_matrix_of_that_size() ->
     A = torch.linalg.eigvalsh(x.flatten(1).double() @ x.flatten(1).double().T)
     assert_close(block.spectrum_A[0], A, 1e-9)
     assert float(block.logdet({"0.linear.weight": torch.zeros((), dtype=F64)})) > 0
+
+
+def test_input_factors_from_a_part_of_the_samples() -> None:
+    """The factor is that of every k-th sample; few data are read whole; outputs always are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(108, 2))
+    model.double()
+    x, y = torch.randn(64, 1, 6, 6, dtype=F64), torch.arange(64) % 2
+    blocks = {}
+    for rows in (None, 64, 4, 10**6):
+        razor = sr.Razor(model, "categorical", 64, input_rows=rows)
+        for block in razor._curvature([(x[:32], y[:32]), (x[32:], y[32:])], None).blocks:
+            blocks[rows, block.names[0]] = block
+    for rows, step in {64: 4, 4: 8, 10**6: 1}.items():
+        block, whole = blocks[rows, "0.weight"], blocks[None, "0.weight"]
+        assert isinstance(block, Kron) and isinstance(whole, Kron)
+        patches = torch.nn.functional.unfold(x[::step], 3, padding=1).transpose(1, 2)
+        flat = patches.reshape(-1, 9)
+        assert_close(block.A.matrix[0] * block.scale, flat.T @ flat / len(flat), 1e-12)
+        assert_close(block.G.matrix, whole.G.matrix, 1e-12)
+    assert_close(blocks[64, "3.weight"].spectrum, blocks[None, "3.weight"].spectrum, 1e-12)

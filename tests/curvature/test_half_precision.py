@@ -64,3 +64,16 @@ def test_sums_are_computed_in_float32() -> None:
         estimate = estimate_curvature(model, sr.Gaussian(1.0), [(x.to(dtype), y.to(dtype))], method)
         blocks.append(torch.block_diag(*(dense_block(b) for b in estimate.blocks)))
     assert_close(blocks[1], blocks[0], 1e-6)
+
+
+def test_a_strided_convolution_and_rows_that_wait_for_a_product() -> None:
+    """No sum is computed under autocast, whichever batch completes a factor."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU()
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+    x, y = torch.randn(40, 2, 8, 8), torch.arange(40) % 10
+    parts = [(x[i : i + 8], y[i : i + 8]) for i in range(0, 40, 8)]
+    with _autocast():
+        got = sr.Razor(model, "categorical", 40).evidence(parts)
+    exact = sr.Razor(model.double(), "categorical", 40).evidence([(a.double(), b) for a, b in parts])
+    assert float(got.log_det) == pytest.approx(float(exact.log_det), rel=0.02)

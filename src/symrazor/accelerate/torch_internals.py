@@ -284,7 +284,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (w,) = ctx.saved_tensors
+        w = ctx.saved_tensors[0].to(g.dtype)  # under autocast, g has 16 bits and w may have 32
         n, c, height, width = ctx.size
         if g.shape[2] == g.shape[3] == 1:
             (ky, kx), (py, px) = w.shape[2:], ctx.padding

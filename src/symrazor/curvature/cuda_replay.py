@@ -39,7 +39,6 @@ from symrazor.curvature.accumulate import (
     Scheduler,
     Statistics,
     Total,
-    map_factors,
 )
 from symrazor.curvature.tape import Tape
 from symrazor.data.batches import Input, NumberedBatch, check_inputs, map_tensors
@@ -67,8 +66,6 @@ class GraphReplayScheduler(Scheduler):
         """Yield contributions; replayed batches have added their factors to `total` in place."""
         with _on_side_stream(self.task.device) as caller:
             yield from self.contributions_on(caller, iter(batches), total)
-            if total.value is not None:
-                map_factors(total.value.sums, Factor.multiplied)
 
     def contributions_on(
         self, caller: Stream | None, batches: Iterator[NumberedBatch], total: Total
@@ -246,7 +243,7 @@ def _premises(task: "CurvatureTask", tape: Tape) -> tuple[object, ...]:
         (use.layer.name, use.layer.tensors, use.x.shape, use.y_shape, use.copies)
         for use in tape.uses
     ]
-    return task.method, tape.f.shape, tape.f.dtype, addresses, calls
+    return task.method, task.expected, tape.f.shape, tape.f.dtype, addresses, calls
 
 
 _last_recordings: WeakKeyDictionary[nn.Module, Replay] = WeakKeyDictionary()

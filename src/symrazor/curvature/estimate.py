@@ -33,6 +33,7 @@ from symrazor.curvature.accumulate import (
     Statistics,
     ThreadedScheduler,
     Total,
+    map_factors,
 )
 from symrazor.curvature.coverage import check_mode, layers, verify
 from symrazor.curvature.cuda_replay import GraphReplayScheduler
@@ -49,6 +50,7 @@ from symrazor.data.batches import (
 )
 from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
+from symrazor.linalg.factor import Factor
 
 BASIS_SEED = 0
 """Seed of the probes in the first pass of an exact estimate."""
@@ -179,6 +181,7 @@ def collect_curvature(
     if task.structure.passes > 1 and task.bases is None:
         task = replace(task, bases=_first_pass(task, loader, n_data, temperature, expected))
     task.structure.check_size(task.theta)
+    task = replace(task, expected=expected)
     keep_freed_memory()
     scheduler = choose_scheduler(task, keep_graph)
     total = Total(_expected_locally(task, keep_graph, expected))
@@ -188,6 +191,7 @@ def collect_curvature(
             total.add(contribution)
             del contribution  # its memory is free before the next contribution is computed
     sums = scheduler.reduce(total.value)
+    map_factors(sums.sums, Factor.multiplied)  # here, where no precision is reduced
 
     n_data = n_data or sums.n
     repeats = n_data / sums.n

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 COLUMNS_PER_JOB = 3
 """Columns of the root per job under "kron": rows of small factors are multiplied together."""
+MIN_INPUT_SHARE = 1 / 8
+"""Smallest part of the samples that an input factor is computed from (`Method.input_rows`)."""
 MAX_COLLECTED_ENTRIES = 2**18
 """Cotangents with at most this many entries are collected before they are multiplied."""
 
@@ -163,12 +165,27 @@ def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
     return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
 
 
+def _sample_step(task: "CurvatureTask", weight: str, uses: Sequence[Use]) -> int:
+    """Return k such that every k-th sample of a batch gives enough rows for the input factor."""
+    wanted, expected, samples = task.method.input_rows, task.expected, len(uses[0].x)
+    if wanted is None or expected is None or task.method.flavour == "reduce":
+        return 1
+    if any(use.copies > 1 or len(use.x) != samples or use.y_shape[0] != samples for use in uses):
+        return 1
+    k, _, i = uses[0].form.to_blocks(task.theta[weight].detach()).shape
+    rows = sum(use.rows for use in uses) / samples * expected
+    share = max(wanted * k * i / rows, MIN_INPUT_SHARE)
+    return max(1, min(int(1 / share), samples))
+
+
 def _input_sums(
     task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
 ) -> Statistics:
     """Return A and its count for one weight, then release the inputs if nothing else needs them."""
     method = task.method
     inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+    step = _sample_step(task, weight, uses)
+    inputs = [x[::step] for x in inputs]
     if method.flavour == "reduce":
         parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
         positions = sum(a.shape[1] for a in parts)
@@ -184,7 +201,8 @@ def _input_sums(
             else Factor.of_rows(use.form.inputs(widened(x)))
             for use, x in zip(uses, inputs, strict=True)
         ]
-        count = sum(use.rows // (use.copies if reduced and use.averaged else 1) for use in uses)
+        per_sample = [use.rows // len(use.x) for use in uses]
+        count = sum(rows * len(x) for rows, x in zip(per_sample, inputs, strict=True))
     sums: Statistics = {(weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
     for factor in factors:
         add(sums, (weight, "A"), factor)

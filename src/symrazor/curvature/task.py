@@ -63,6 +63,10 @@ class Method:
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
         copies: whether "kron" treats copies over which a model averages as further positions
             ("expand"), or averages inputs and sums cotangents over them ("reduce").
+        input_rows: rows per feature from which "kron" computes an input factor, without bias, if the
+            data have more; None for all rows. They are those of evenly spaced samples of each batch
+            (pass the data in random order), at least an eighth. 200 are plenty for convolutions,
+            whose positions give millions of rows for a few hundred features.
         block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
             None for all samples together.
         outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
@@ -81,6 +85,7 @@ class Method:
     flavour: Literal["expand", "reduce"] = "expand"
     blocks: Literal["own", "averaged"] = "own"
     copies: Literal["reduce", "expand"] = "reduce"
+    input_rows: int | None = None
     block: int | None = None
     outputs: Literal["joint", "independent", "sampled"] = "joint"
     grouping: Literal["order", "class"] = "order"
@@ -92,7 +97,7 @@ class Method:
             raise ValueError(
                 f"structure must be one of {(*STRUCTURES, AUTO)}, got {self.structure!r}."
             )
-        check_at_least(self, 1, "samples", "block")
+        check_at_least(self, 1, "samples", "input_rows", "block")
         changed = [
             name for name, default in KERNEL_OPTIONS.items() if getattr(self, name) != default
         ]
@@ -140,6 +145,7 @@ class CurvatureTask:
         labels: labels of the batch that is processed, if samples are grouped by class.
         memory: largest size in GiB of the roots of the output Hessian; a batch that needs more is
             divided further.
+        expected: number of samples that all processes read together, if known.
         precisions: precisions of `torch.autocast` in the forward pass, by type of device; None for
             those that are active.
     """
@@ -153,6 +159,7 @@ class CurvatureTask:
     bases: Bases | None = None
     labels: Tensor | None = None
     memory: float = DEFAULT_MEMORY
+    expected: int | None = None
     precisions: Mapping[str, torch.dtype] | None = None
 
     @property
