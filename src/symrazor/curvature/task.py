@@ -63,10 +63,10 @@ class Method:
             "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
         copies: whether "kron" treats copies over which a model averages as further positions
             ("expand"), or averages inputs and sums cotangents over them ("reduce").
-        input_rows: rows per feature from which "kron" computes an input factor, without bias, if the
-            data have more; None for all rows. They are those of evenly spaced samples of each batch
-            (pass the data in random order), at least an eighth. 200 are plenty for convolutions,
-            whose positions give millions of rows for a few hundred features.
+        input_rows: rows per feature from which "kron" computes an input factor, without bias, if
+            the data have more; None for all rows. They are those of evenly spaced samples of each
+            batch (pass the data in random order), at least an eighth. 200 are plenty for
+            convolutions, whose positions give millions of rows for a few hundred features.
         block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
             None for all samples together.
         outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
