@@ -30,7 +30,7 @@ from symrazor.data import TensorLoader
 
 SUBSETS = (2_048, 512)
 """Images of the stochastic estimates."""
-FAST = {"tf32": True, "input_rows": 200}
+FAST = sr.RazorConfig(estimator="mc", tf32=True, input_rows=200)
 """Options of the fast estimates."""
 
 
@@ -173,13 +173,13 @@ def variants(
         return evaluate
 
     probe = sr.Razor(model, "categorical", n, estimator="mc")
-    fast = sr.Razor(model, "categorical", n, estimator="mc", **FAST)
+    fast = sr.Razor(model, "categorical", n, FAST)
     yield "one probe", estimate(probe)
     yield "one probe, fast", estimate(fast)
     for subset in SUBSETS:
         yield f"one probe, fast, {subset:,} images", estimate(fast, min(n, subset))
     if classes <= 10 and precision == "float32":
-        exact = sr.Razor(model, "categorical", n, **FAST)
+        exact = sr.Razor(model, "categorical", n, FAST, estimator="exact")
         yield f"exact, fast, {SUBSETS[0]:,} images", estimate(exact, min(n, SUBSETS[0]))
 
 
