@@ -9,11 +9,16 @@ files in which the names that it mentions are defined.
 import ast
 import importlib
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import pytest
+import torch
+
+import symrazor as sr
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "symrazor"
@@ -149,3 +154,35 @@ def test_names_in_other_files_are_recognised() -> None:
 @pytest.mark.parametrize("step", walk(), ids=lambda step: step.strip()[:20])
 def test_the_architecture_page_names_the_right_files(step: str) -> None:
     assert names_elsewhere(step) == []
+
+
+NOT_IN_THE_EXAMPLE = {
+    *("EkfacStructure", "GraphReplayScheduler", "PixelBias", "ProcessScheduler", "Sharing"),
+    *("Structure.build", "Structure.collect"),  # those of its subclasses are called
+    *("Razor.restore_best", "hyper_gradient", "plain_execution", "sr.reading"),
+    *("every", "refine"),  # options
+    *BUILTINS,
+}
+"""Names in the steps from `fit` to the verdict that the example does not call."""
+
+
+def test_the_example_calls_what_the_steps_name() -> None:
+    assert sr.fit and sr.relax  # imports the package: only calls are recorded below
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(SOURCE):
+            called.update((name := frame.f_code.co_qualname, *name.split(".")))
+
+    text = ARCHITECTURE.read_text().partition("## From `sr.fit`")[2].partition("\n## ")[0]
+    example, steps = text.partition("```python\n")[2].split("\n```\n")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # other threads have no profile function
+    sys.setprofile(note)
+    try:
+        exec(f"{example}\nfit.collapse()", {})
+    finally:
+        sys.setprofile(None)
+        torch.set_num_threads(threads)
+    named = {name.removeprefix("sr.") for name in CODE_NAME.findall(steps)}
+    assert named - called == {name.removeprefix("sr.") for name in NOT_IN_THE_EXAMPLE}
