@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command import Call, run_command
@@ -180,3 +181,27 @@ def test_a_lack_of_memory_ends_with_one_line(
     message = capsys.readouterr().err
     assert ended.value.code == 2 and message.count("\n") == 1
     assert message.startswith("symrazor: one" if "one" in str(error) else "symrazor: Not enough")
+
+
+def test_files_that_are_read_are_not_overwritten(call: Call, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((40, 3))
+    data, run = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, x=x, y=np.arange(40) % 2)
+    options = ("--epochs", "1", "--no-invariances", "--quiet", "--out", str(run))
+    call("discover", str(data), *options)
+    content = {path: path.read_bytes() for path in (data, *run.iterdir())}
+    weights, manifest = str(run / "network.safetensors"), str(run / "run.json")
+    for command in (
+        ("discover", str(data), *options, "--overwrite", "--json", str(data)),
+        ("discover", str(data), *options, "--overwrite", "--report", str(data)),
+        ("predict", str(run), str(data), "--out", str(data)),
+        ("predict", str(run), str(data), "--json", str(run / "discover.json")),
+        ("report", str(run), "--out", weights),
+        ("report", str(run), "--json", manifest),
+        ("export", str(run), "--json", manifest),
+    ):
+        done = call(*command)
+        assert done.returncode == 2 and "would be overwritten" in done.stderr, command
+    done = call("export", str(run), "--out", str(tmp_path / "network.onnx"))
+    assert "network.onnx must end in .pt2" in done.stderr and "--format onnx" in done.stderr
+    assert content == {path: path.read_bytes() for path in (data, *run.iterdir())}

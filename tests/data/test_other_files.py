@@ -2,6 +2,8 @@
 
 import sys
 import wave
+import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from symrazor.core.files import BUDGET_VARIABLE
 from symrazor.data import read
 from symrazor.data.csv_files import read_csv
 from symrazor.data.other_files import optional
@@ -32,7 +35,7 @@ def test_pt_files(tmp_path: Path, content: Any) -> None:
 
 def test_pt_files_run_no_code(tmp_path: Path) -> None:
     torch.save({"x": Path("a module of a stranger")}, tmp_path / "data.pt")
-    with pytest.raises(ValueError, match=r"data\.pt"):
+    with pytest.raises(ValueError, match=r"data\.pt has more than tensors, and code in a file"):
         read(tmp_path / "data.pt")
 
 
@@ -58,6 +61,94 @@ def test_parquet_files(tmp_path: Path) -> None:
     assert np.array_equal(data.y, Y) and data.ids[:2] == ("r0", "r1")
     only = read(tmp_path / "data.parquet", columns=["b"])
     assert np.array_equal(only.x.numpy(), X[:, 1:2])
+
+
+def test_hdf5_files_are_read_alone(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["x"] = X
+    (tmp_path / "raw").write_bytes(X.tobytes())
+    layout = h5py.VirtualLayout(shape=X.shape, dtype="f8")
+    layout[:] = h5py.VirtualSource(tmp_path / "other.h5", "x", shape=X.shape)
+    for number in range(4):
+        path = tmp_path / f"data-{number}.h5"
+        with h5py.File(path, "w") as file:
+            if number == 0:
+                file["x"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/x")
+            elif number == 1:
+                file["x"] = h5py.SoftLink("/x")
+            elif number == 2:
+                raw = [(str(tmp_path / "raw"), 0, X.nbytes)]
+                file.create_dataset("x", X.shape, "f8", external=raw)
+            else:
+                file.create_virtual_dataset("x", layout)
+        with pytest.raises(ValueError, match=rf"{path.name}: x is .*Copy the data into the file"):
+            read(path)
+
+
+def test_memory_of_compressed_files_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BUDGET_VARIABLE, str(1 << 20))
+    torch.save({"x": torch.zeros(1 << 20)}, tmp_path / "stored.pt")
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored:
+        with zipfile.ZipFile(tmp_path / "data.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in stored.namelist():
+                packed.writestr(name, stored.read(name))
+    torch.save({"x": torch.zeros(1).expand(1 << 40)}, tmp_path / "strides.pt")
+    files = ["data.pt", "strides.pt"]
+    with suppress(ModuleNotFoundError):
+        import h5py
+
+        files += ["values.h5", "chunk.h5"]
+        with h5py.File(tmp_path / "values.h5", "w") as file:
+            file.create_dataset("x", (1 << 30,), "f8", chunks=(1 << 10,), compression="gzip")
+        with h5py.File(tmp_path / "chunk.h5", "w") as file:
+            shape = {"shape": (2, 2), "maxshape": (None, None), "chunks": (1 << 10, 1 << 10)}
+            file.create_dataset("x", dtype="f8", compression="gzip", **shape)[:] = 1
+    with suppress(ModuleNotFoundError):
+        import pyarrow
+        from pyarrow import parquet
+
+        files += ["rows.parquet", "text.parquet"]
+        columns = {"a": np.zeros(1 << 18), "y": np.zeros(1 << 18)}
+        parquet.write_table(pyarrow.table(columns), tmp_path / "rows.parquet")
+        columns = {"a": ["A" * 4000] * 1000, "y": ["B"] * 1000}
+        parquet.write_table(pyarrow.table(columns), tmp_path / "text.parquet")
+    for name in files:
+        assert (tmp_path / name).stat().st_size < 1 << 20
+        with pytest.raises(ValueError, match=rf"{name} needs .* of memory"):
+            read(tmp_path / name)
+
+
+def test_unusual_tensors_are_read_or_named(tmp_path: Path) -> None:
+    x = torch.from_numpy(X).bfloat16().requires_grad_()
+    torch.save({"x": x, "y": torch.from_numpy(Y)}, tmp_path / "data.pt")
+    assert torch.equal(read(tmp_path / "data.pt").x, x.detach().float())
+    torch.save({"x": x.detach().float().to_sparse()}, tmp_path / "data.pt")
+    with pytest.raises(ValueError, match=r"x is a torch.sparse_coo tensor. Save x.to_dense"):
+        read(tmp_path / "data.pt")
+    torch.save({"x": x}, tmp_path / "data.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match=r"data.pt is damaged, or older"):
+        read(tmp_path / "data.pt")
+
+
+def test_damaged_files_in_folders_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.wav").write_bytes(b"RIFF")
+    with pytest.raises(ValueError, match=r"a/1\.wav: the file ends early. Convert it to 16-bit"):
+        read(tmp_path)
+
+
+def test_volumes_keep_all_digits(tmp_path: Path) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    for number in range(24):
+        folder = tmp_path / f"{number % 2}"
+        folder.mkdir(exist_ok=True)
+        volume = np.arange(27.0).reshape(3, 3, 3) + (1e9 + number)
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), folder / f"{number:02}.nii.gz")
+    assert np.array_equal(read(tmp_path).x[-1].numpy(), volume.T)
 
 
 def test_a_missing_package_is_named_with_its_extra(

@@ -20,7 +20,8 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 import symrazor as sr
 from symrazor.runs.predictions import predict
-from symrazor.serving.server import HOST, TOKEN_HEADER, make_server
+from symrazor.runs.writing import DOCUMENT, Owner, seal
+from symrazor.serving.server import HOST, TOKEN_HEADER, PageServer, serve
 from symrazor.serving.session import Session
 
 CHROMIUM = next(
@@ -51,9 +52,8 @@ class Client:
 
     def __init__(self, run: Path) -> None:
         self.session = Session(run)
-        self.server = make_server(self.session)
-        self.port = self.server.server_address[1]
-        self.token = self.server.RequestHandlerClass.token  # type: ignore[attr-defined]
+        self.server = PageServer(self.session)
+        self.port, self.token = self.server.server_address[1], self.server.token
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def request(
@@ -82,7 +82,7 @@ def client(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Iterator[Cl
 
 
 def test_the_page_has_a_strict_policy_and_loads_nothing(client: Client) -> None:
-    status, headers, page = client.request("GET", "/")
+    status, headers, page = client.request("GET", f"/{client.token}")
     assert status == 200 and b"http://" not in page.replace(b"http://www.w3.org", b"")
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -93,11 +93,14 @@ def test_the_page_has_a_strict_policy_and_loads_nothing(client: Client) -> None:
 def test_only_the_page_on_this_machine_may_ask(client: Client) -> None:
     assert client.server.server_address[0] == "127.0.0.1"
     body = {"sample": 0, "move": {}}
-    assert client.request("GET", "/", Host="attacker.example")[0] == 403
+    assert client.request("GET", f"/{client.token}", Host="attacker.example")[0] == 403
+    assert client.request("GET", "/")[0] == client.request("GET", "/guess")[0] == 404
     assert client.request("POST", "/predict", body, Host="attacker.example")[0] == 403
     assert client.request("POST", "/predict", body, **{TOKEN_HEADER: "guess"})[0] == 403
     assert client.request("POST", "/nothing", body)[0] == 404
     assert client.request("POST", "/open", {"x": 1}, **{"Content-Length": str(1 << 40)})[0] == 413
+    for length in ("-1", "x", "9" * 5000):  # a negative one would read without a limit
+        assert client.request("POST", "/open", **{"Content-Length": length})[0] == 411
 
 
 def test_wrong_requests_are_explained(client: Client) -> None:
@@ -113,6 +116,23 @@ def test_wrong_requests_are_explained(client: Client) -> None:
         message = client.post("/open", files, 400)["error"]
         assert "/tmp" not in message and message
     assert client.post("/open", {"files": []}, 400)["error"] == "No file was dropped."
+
+
+def test_wrong_runs_and_ports_are_explained(runs: dict[str, Path], tmp_path: Path) -> None:
+    with PageServer(Session(runs["vector"])) as server:
+        port = server.server_address[1]
+        with pytest.raises(ValueError, match=rf"Cannot use port {port}: .* choose another"):
+            PageServer(Session(runs["vector"]), port)
+    with pytest.raises(ValueError, match="port must be from 0 to"):
+        serve(runs["vector"], port=70_000)
+    folder = shutil.copytree(runs["vector"], tmp_path / "run")
+    document = json.loads((folder / DOCUMENT).read_text())
+    for key, value in (("moved", [1]), ("moved", {"examples": [{"inputs": [{}]}]}), ("worst", 7)):
+        changed = [{**document["questions"][0], key: value}]
+        (folder / DOCUMENT).write_text(json.dumps({**document, "questions": changed}))
+        seal(folder, Owner("discover"), [DOCUMENT, "architecture.json", "network.safetensors"])
+        with pytest.raises(ValueError, match=f"Cannot read {folder}"):
+            Session(folder)
 
 
 def test_predictions_are_those_of_the_command(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -171,7 +191,7 @@ def test_the_page_moves_examples_and_takes_files(
     browser: webdriver.Chrome, client: Client, tmp_path: Path
 ) -> None:
     browser.get_log("browser")
-    browser.get(f"http://{HOST}:{client.port}/")
+    browser.get(client.server.address)
     _wait(browser, "document.querySelectorAll('#outputs .lane').length")
     sentence = browser.find_element(By.CSS_SELECTOR, "#outputs .verdict")
     assert "does the output follow" in sentence.text

@@ -12,9 +12,9 @@ from rich.markup import escape
 from symrazor.cli.answer import print_code, print_question
 from symrazor.cli.discover import Arguments
 from symrazor.cli.live import Display
-from symrazor.cli.terminal import ask, console, print_verdict
+from symrazor.cli.terminal import ask, check_output, console, print_verdict
 from symrazor.core.errors import AmbiguousDataError
-from symrazor.core.files import check_writable_file, write_atomically
+from symrazor.core.files import write_atomically
 from symrazor.core.text import printable
 from symrazor.data import Dataset, read
 from symrazor.discovery.answer import Answer
@@ -68,8 +68,8 @@ def discover(arguments: Arguments) -> None:
     owner = owner_of(arguments, options)
     out = choose_folder(arguments.out, owner, arguments.overwrite)
     options = options.change(out=out)
-    check_writable_file(arguments.report)
-    check_writable_file(arguments.json_file)
+    check_output(arguments.report, arguments.data)
+    check_output(arguments.json_file, arguments.data)
     terminal = console(arguments.quiet)
 
     def show_answer(answer: Answer) -> None:

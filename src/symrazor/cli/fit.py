@@ -20,9 +20,8 @@ from tyro.constructors import (
 )
 
 from symrazor.accelerate import processes
-from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, write_json
+from symrazor.cli.terminal import Flag, JsonFile, OptionalFolder, check_output, write_json
 from symrazor.core.errors import OptionError
-from symrazor.core.files import check_writable_file
 from symrazor.runs import run
 from symrazor.runs.config import HIDDEN, SECTIONS, RunConfig, read_config, refuse_code
 from symrazor.runs.records import CHECKPOINTS, CONFIG, fit_document
@@ -70,7 +69,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
         """
         if file is not None and file.suffix != ".toml":
             raise ValueError(f"{file} must have the suffix .toml.")
-        check_writable_file(json_file)
+        check_output(json_file, file)
         if quiet:
             config = replace(config, fit=replace(config.fit, progress=False))
         if resume and out is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from symrazor.cli.answer import print_question
-from symrazor.cli.terminal import console, print_verdict, write_json
+from symrazor.cli.terminal import check_output, console, print_verdict, write_json
 from symrazor.core.choices import Format
 from symrazor.core.files import reading
 from symrazor.core.text import printable
@@ -14,10 +14,11 @@ from symrazor.runs.folder import (
     is_run_file,
     network_folder,
     read_document,
+    run_files,
     write_report,
 )
+from symrazor.runs.predictions import check_suffix, write_predictions
 from symrazor.runs.predictions import predict as predict_with_run
-from symrazor.runs.predictions import write_predictions
 from symrazor.runs.records import is_fit_run
 from symrazor.runs.writing import inside
 from symrazor.symmetry.export import SUFFIXES
@@ -26,6 +27,7 @@ from symrazor.symmetry.export import SUFFIXES
 def report(run: Path, out: Path | None, json_file: Path | None, verbose: bool, quiet: bool) -> None:
     """Print the verdict of a run again, and write its report."""
     document = read_document(run)
+    check_output(json_file, *run_files(run))
     terminal = console(quiet)
     if not quiet:
         for question in document["questions"]:
@@ -51,6 +53,7 @@ def export(
     quiet: bool,
 ) -> None:
     """Export the network of a run, read the file back and compare the outputs."""
+    check_output(json_file, *run_files(run))
     folder = run if is_fit_run(run) else network_folder(run, question)
     target = inside(folder, f"network{SUFFIXES[form]}") if out is None else out
     if out is None and is_fit_run(run) and is_run_file(run, target):
@@ -71,6 +74,9 @@ def predict(
     quiet: bool,
 ) -> None:
     """Predict with the network of a run."""
+    check_suffix(out)
+    check_output(out, data, *run_files(run))
+    check_output(json_file, data, *run_files(run))
     predictions = predict_with_run(run, data, question, trust_code)
     write_json(json_file, predictions.to_dict())
     write_predictions(predictions, out)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from symrazor.core import startup
 from symrazor.core.errors import AmbiguousDataError
-from symrazor.core.files import write_atomically
+from symrazor.core.files import check_writable_file, write_atomically
 from symrazor.core.text import printable
 
 
@@ -89,6 +89,16 @@ def print_verdict(target: Console, headline: str, details: str = "") -> None:
     separator = " " if headline and details else ""
     text.append(separator + details, style="not bold")
     target.print(text, soft_wrap=not target.is_terminal, highlight=False)
+
+
+def check_output(file: Path | None, *inputs: Path | None) -> None:
+    """Raise ValueError if a file cannot be written, or would overwrite one that is read."""
+    check_writable_file(file)
+    if file is None or not file.exists():
+        return
+    for source in inputs:
+        if source is not None and source.exists() and file.samefile(source):
+            raise ValueError(f"{file} is read and would be overwritten. Choose another file.")
 
 
 def write_json(file: Path | None, value: Any) -> None:

@@ -11,20 +11,26 @@
 
 import importlib
 import math
+import pickle
 import wave
+import zipfile
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from symrazor.core.files import reserve
+from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
 from symrazor.data.binary_files import read_npy
+from symrazor.data.csv_files import BYTES_PER_FIELD, MAX_FIELD_CHARACTERS
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 VOLUME_SUFFIXES = (".npy", ".nii", ".nii.gz")
+_WAV_COPIES = 16
+"""Memory of the samples while they are converted, in units of the size of the file."""
 _KEYS = ("x", "y", "x_test", "y_test", "t", "kind", "names")
 
 
@@ -41,51 +47,115 @@ def optional(package: str, extra: str, path: Path) -> Any:
 def read_parquet(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the columns of a Parquet file as text, as those of a CSV file."""
     parquet = optional("pyarrow.parquet", "parquet", path)
-    reserve(16 * parquet.read_metadata(path).num_rows * _columns(parquet, path), path)
-    table = parquet.read_table(path)
-    return {
-        name.strip().lower(): tuple("" if v is None else str(v) for v in column.to_pylist())
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+    with parquet.ParquetFile(path) as file:
+        about = file.metadata
+        groups = (about.row_group(k) for k in range(about.num_row_groups))
+        n_bytes = sum(group.total_byte_size for group in groups)
+        names = list(file.schema_arrow.names)
+        reserve(2 * n_bytes + BYTES_PER_FIELD * about.num_rows * len(names), path)
+    # Repeated texts stay encoded until their lengths are known.
+    table = parquet.read_table(path, read_dictionary=names)
+    columns: dict[str, tuple[str, ...]] = {}
+    for name, column in zip(names, table.columns, strict=True):
+        key = name.strip().lower()
+        if key in columns:
+            raise ValueError(f"{path} has two columns with the name {key!r}. Rename one.")
+        reserve(len(column) * _longest_text(column, name, path), path)
+        columns[key] = tuple("" if v is None else str(v) for v in column.to_pylist())
+    return columns
 
 
-def _columns(parquet: Any, path: Path) -> int:
-    return int(parquet.read_metadata(path).num_columns)
+def _longest_text(column: Any, name: str, path: Path) -> int:
+    """Return the largest length of a text in a column of Parquet; ValueError if it is too long."""
+    compute = optional("pyarrow.compute", "parquet", path)
+    types = optional("pyarrow.types", "parquet", path)
+    if types.is_nested(column.type):
+        raise ValueError(f"{path}, column {name!r} holds lists. Remove it, or split it.")
+    longest = 0
+    for chunk in column.chunks:
+        texts = chunk.dictionary if types.is_dictionary(chunk.type) else chunk
+        if types.is_string(texts.type) or types.is_large_string(texts.type):
+            longest = max(longest, compute.max(compute.binary_length(texts)).as_py() or 0)
+    if longest > MAX_FIELD_CHARACTERS:
+        raise ValueError(
+            f"{path}, column {name!r}: a value has more than {MAX_FIELD_CHARACTERS:,} bytes. "
+            "Remove the column."
+        )
+    return longest
 
 
 def read_hdf5(path: Path) -> dict[str, Array]:
-    """Return the data sets of an HDF5 file whose names are those of .npz files."""
+    """Return the data sets of an HDF5 file whose names are those of .npz files.
+
+    Raises:
+        ValueError: no data set x, or one that is stored in another file.
+    """
     h5py = optional("h5py", "hdf5", path)
     arrays = {}
     with h5py.File(path, "r") as file:
         for key in _KEYS:
+            link = file.get(key, getlink=True)
+            if link is not None and not isinstance(link, h5py.HardLink):
+                raise ValueError(f"{path}: {key} is a link. Copy the data into the file.")
             if isinstance(file.get(key), h5py.Dataset):
-                reserve(2 * int(file[key].nbytes), path)
-                values = np.asarray(file[key])
-                arrays[key] = values.astype(str) if values.dtype.kind == "O" else values
-        listed = sorted(file)[:8]
+                arrays[key] = _read_data_set(file[key], path)
+        listed = sorted(islice(file, 8))
     if "x" not in arrays:
         raise ValueError(f"{path} has no data set x, only {listed}. Name the inputs x, labels y.")
     return arrays
 
 
+def _read_data_set(data: Any, path: Path) -> Array:
+    if data.is_virtual or data.external:
+        raise ValueError(
+            f"{path}: {data.name[1:]} is stored in another file. Copy the data into the file."
+        )
+    chunk = math.prod(data.chunks or ()) * data.dtype.itemsize
+    reserve(2 * (int(data.nbytes) + chunk), path)
+    values = np.asarray(data)
+    return values.astype(str) if values.dtype.kind == "O" else values
+
+
 def read_pt(path: Path) -> dict[str, Array]:
     """Return the tensors of a `.pt` file: a dictionary with x and y, a pair, or x alone."""
-    reserve(2 * path.stat().st_size, path)
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"{path} is damaged, or older than PyTorch 1.6. Save it with torch.save(x, path)."
+        )
+    with zipfile.ZipFile(path) as archive:
+        reserve(2 * sum(member.file_size for member in archive.infolist()), path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # its message advises to run the code in the file
+        raise ValueError(
+            f"{path} has more than tensors, and code in a file is not run. Save it with "
+            "torch.save({'x': x, 'y': y}, path)."
+        ) from error
     if isinstance(content, tuple | list) and len(content) == 2:
         content = dict(zip("xy", content, strict=True))
     if isinstance(content, torch.Tensor):
         content = {"x": content}
     tensors = content if isinstance(content, dict) else {}
     arrays = {
-        k: v.numpy() for k, v in tensors.items() if isinstance(v, torch.Tensor) and k in _KEYS
+        key: _as_array(value, key, path)
+        for key, value in tensors.items()
+        if isinstance(value, torch.Tensor) and key in _KEYS
     }
     if "x" not in arrays:
         raise ValueError(
             f"{path} must hold a tensor, a pair (x, y), or a dictionary with tensors x and y."
         )
     return arrays
+
+
+def _as_array(tensor: torch.Tensor, name: str, path: Path) -> Array:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else tensor.layout
+        raise ValueError(f"{path}: {name} is a {kind} tensor. Save {name}.to_dense().")
+    if tensor.dtype == torch.bfloat16:
+        reserve(4 * tensor.numel(), path)
+        tensor = tensor.float()
+    return tensor.detach().resolve_conj().resolve_neg().numpy()
 
 
 def class_files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -129,12 +199,17 @@ def read_class_files(folder: Path) -> FileContents | None:
     return None
 
 
+@reader
 def _read_wav(path: Path) -> Array:
     """Return the samples [channels, time] of a WAV file, between -1 and 1."""
-    reserve(4 * path.stat().st_size, path)
-    with wave.open(str(path), "rb") as file:
-        width, channels, n = file.getsampwidth(), file.getnchannels(), file.getnframes()
-        content = file.readframes(min(n, path.stat().st_size))
+    reserve(_WAV_COPIES * path.stat().st_size, path)
+    try:
+        with wave.open(str(path), "rb") as file:
+            width, channels, n = file.getsampwidth(), file.getnchannels(), file.getnframes()
+            content = file.readframes(min(n, path.stat().st_size))
+    except (wave.Error, EOFError) as error:
+        problem = str(error) or "the file ends early"
+        raise ValueError(f"Cannot read {path}: {problem}. Convert it to 16-bit PCM.") from error
     if width not in (1, 2, 4):
         raise ValueError(f"{path} has {8 * width} bits per sample. Convert it to 16 bits.")
     values: Array = np.frombuffer(content, {1: "u1", 2: "<i2", 4: "<i4"}[width]).astype(np.float32)
@@ -142,11 +217,13 @@ def _read_wav(path: Path) -> Array:
     return values.reshape(-1, channels).T.copy()
 
 
+@reader
 def _read_volume(path: Path) -> Array:
     """Return the numbers of an NPY or NIfTI file, with slices first."""
     if path.suffix == ".npy":
         return read_npy(path)
     nibabel = optional("nibabel", "nifti", path)
     image = nibabel.load(path)
-    reserve(8 * math.prod(image.shape), path)
-    return np.asarray(image.dataobj, dtype=np.float32).T
+    reserve(2 * np.dtype(np.float64).itemsize * math.prod(image.shape), path)
+    values = np.asarray(image.dataobj)
+    return values.astype(values.dtype.newbyteorder("=")).T

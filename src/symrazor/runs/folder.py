@@ -79,10 +79,14 @@ def plain_network(model: nn.Module, reading: Reading, example: Tensor) -> nn.Mod
     return collapse(model, example, shares=reading)
 
 
+def run_files(folder: Path) -> list[Path]:
+    """Return the files that a run is read from."""
+    return [folder / name for name in (MANIFEST, *(verify(folder).files or ()))]
+
+
 def is_run_file(folder: Path, file: Path) -> bool:
     """Return whether a file is one that a run is read from."""
-    names = [MANIFEST, *(verify(folder).files or ())]
-    return file.resolve() in {(folder / name).resolve() for name in names}
+    return file.resolve() in {path.resolve() for path in run_files(folder)}
 
 
 @reader
@@ -134,6 +138,8 @@ def write_report(run: Path, document: dict[str, Any], out: Path | None = None) -
     with reading(run):
         page = page_html(document)
     file = inside(run, PAGE) if out is None else out
+    if is_run_file(run, file):
+        raise ValueError(f"{file} is part of the run and would be overwritten. Use another --out.")
     with writing(run, file):
         write_atomically(file, page.encode())
     return file

@@ -142,10 +142,15 @@ def _batched(
     return f, phi
 
 
-def write_predictions(predictions: Predictions, out: Path | None) -> None:
-    """Write predictions as .npz or .csv; as CSV to standard output if `out` is None."""
+def check_suffix(out: Path | None) -> None:
+    """Raise ValueError if predictions cannot be written to a file of this name."""
     if out is not None and out.suffix not in (".npz", ".csv"):
         raise ValueError(f"Predictions are written as .csv or .npz, got {out}.")
+
+
+def write_predictions(predictions: Predictions, out: Path | None) -> None:
+    """Write predictions as .npz or .csv; as CSV to standard output if `out` is None."""
+    check_suffix(out)
     if out is not None and out.suffix == ".npz":
         write_atomically(out, _as_npz(predictions))
         return

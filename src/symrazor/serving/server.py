@@ -1,7 +1,8 @@
 """Serve the page of a run to browsers on this machine.
 
 The server listens on 127.0.0.1 only. Requests must name this host, so that no other site can reach
-it through a name of its own, and posts need a random token that only its page has.
+it through a name of its own. Other users of this machine can connect as well: the address of the
+page has a random token, and posts need this token.
 """
 
 import json
@@ -17,6 +18,10 @@ from symrazor.serving.session import Session, decoded_files
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 64 << 20
+MAX_PORT = 65_535
+MAX_LENGTH_DIGITS = 16
+TIMEOUT_SECONDS = 60
+"""For the parts of a request."""
 TOKEN_HEADER = "X-Symrazor-Token"
 Action = Callable[[Session, Mapping[str, Any]], Any]
 
@@ -45,12 +50,14 @@ class _Handler(BaseHTTPRequestHandler):
     session: ClassVar[Session]
     token: ClassVar[str]
     server_version, sys_version = "symrazor", ""
+    timeout = TIMEOUT_SECONDS
 
     def do_GET(self) -> None:
         if not self._is_local():
             return
-        if self.path.partition("?")[0] != "/":
-            self._send(HTTPStatus.NOT_FOUND, b"", "text/plain")
+        if not self._has_token(self.path.removeprefix("/")):
+            text = b"Open the address that symrazor serve has printed."
+            self._send(HTTPStatus.NOT_FOUND, text, "text/plain")
             return
         page, policy = play_page(self.session, self.token)
         self._send(HTTPStatus.OK, page.encode(), "text/html; charset=utf-8", policy)
@@ -58,17 +65,19 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if not self._is_local():
             return
-        token = self.headers.get(TOKEN_HEADER, "")
         action = ACTIONS.get(self.path)
-        size = int(self.headers.get("Content-Length") or 0)
-        if not secrets.compare_digest(token.encode(), self.token.encode()):
-            self._send_json(HTTPStatus.FORBIDDEN, {"error": "Reload the page."})
+        length = self.headers.get("Content-Length", "")
+        size = int(length) if length.isdecimal() and len(length) < MAX_LENGTH_DIGITS else None
+        if not self._has_token(self.headers.get(TOKEN_HEADER, "")):
+            error = "Open the address that symrazor serve has printed last."
+            self._send_json(HTTPStatus.FORBIDDEN, {"error": error})
         elif action is None:
             self._send_json(HTTPStatus.NOT_FOUND, {"error": "No such path."})
+        elif size is None:
+            self._send_json(HTTPStatus.LENGTH_REQUIRED, {"error": "The length is missing."})
         elif size > MAX_BODY_BYTES:
             text = f"The files have more than {MAX_BODY_BYTES >> 20} MiB. Use symrazor predict."
             self._send_json(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": text})
-            self.close_connection = True
         else:
             try:
                 self._send_json(
@@ -77,6 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
             except Exception as error:  # wrong requests and untrusted files can raise any error
                 text = str(error) or type(error).__name__
                 self._send_json(HTTPStatus.BAD_REQUEST, {"error": text})
+
+    def _has_token(self, token: str) -> bool:
+        return secrets.compare_digest(token.encode(), self.token.encode())
 
     def _is_local(self) -> bool:
         """Answer requests that name another host, and return whether this one may go on."""
@@ -108,10 +120,29 @@ class _Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-def make_server(session: Session, port: int = 0) -> ThreadingHTTPServer:
-    """Return a server for a session that is not running yet; port 0 takes a free one."""
-    handler = type("Handler", (_Handler,), {"session": session, "token": secrets.token_urlsafe(24)})
-    return ThreadingHTTPServer((HOST, port), handler)
+class PageServer(ThreadingHTTPServer):
+    """Serve the page of a session, once it is started; port 0 takes a free one.
+
+    Raises:
+        ValueError: the port cannot be used.
+    """
+
+    def __init__(self, session: Session, port: int = 0) -> None:
+        self.token = secrets.token_urlsafe(24)
+        handler = type("Handler", (_Handler,), {"session": session, "token": self.token})
+        if not 0 <= port <= MAX_PORT:
+            raise ValueError(f"The port must be from 0 to {MAX_PORT:,}, got {port}.")
+        try:
+            super().__init__((HOST, port), handler)
+        except OSError as error:
+            raise ValueError(
+                f"Cannot use port {port}: {error.strerror}. Omit --port, or choose another one."
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Address of the page."""
+        return f"http://{HOST}:{self.server_address[1]}/{self.token}"
 
 
 def serve(
@@ -126,9 +157,8 @@ def serve(
         tell: called with the address.
 
     Raises:
-        ValueError: no such run or question, or a run on trajectories.
-        OSError: the port is in use.
+        ValueError: no such run or question, a run on trajectories, or a port that is in use.
     """
-    with make_server(Session(run, question), port) as server:
-        tell(f"http://{HOST}:{server.server_address[1]}/")
+    with PageServer(Session(run, question), port) as server:
+        tell(server.address)
         server.serve_forever()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from symrazor.core.files import reading
 from symrazor.core.text import printable
 from symrazor.core.validation import json_ready
 from symrazor.data.folders import SUFFIXES
@@ -48,7 +49,8 @@ class Session:
         columns = self.data.get("columns") or ()
         self.controls = {c.name: c for c in controls(self.kind, self.shape, columns)}
         self._lock = threading.Lock()
-        self.samples, self.names = self._examples(input_dtype(document))
+        with reading(run):  # an untrusted document may have anything as examples
+            self.samples, self.names = self._examples(input_dtype(document))
 
     def describe(self) -> dict[str, Any]:
         """Return what the page needs at the start."""

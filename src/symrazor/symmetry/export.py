@@ -143,6 +143,11 @@ def _target(path: Path, format: str | None) -> tuple[str, Path]:
             f"{sorted(SUFFIXES)} or a file ending in {sorted(known)}."
         )
     file = path / f"network{SUFFIXES[chosen]}" if path.is_dir() else path
+    if file.suffix != SUFFIXES[chosen]:
+        other = f", or use --format {known[file.suffix]}" if file.suffix in known else ""
+        raise ValueError(
+            f"{file} must end in {SUFFIXES[chosen]} for the format {chosen}. Rename it{other}."
+        )
     if not file.parent.is_dir():
         raise FileNotFoundError(
             f"No such folder: {file.parent}. Create it with: mkdir -p {file.parent}"
