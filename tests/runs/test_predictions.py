@@ -19,6 +19,7 @@ from symrazor.runs import run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network
 from symrazor.runs.predictions import predict, write_predictions
+from symrazor.symmetry.export import SUFFIXES
 
 MEANS = {"poisson": torch.exp, "bernoulli": torch.sigmoid, "gaussian": torch.clone}
 """Likelihood -> mean of y as a function of the outputs."""
@@ -49,7 +50,8 @@ def test_predictions_are_means(tmp_path: Path, likelihood: str, dtype: str) -> N
 @pytest.mark.parametrize("form", ["torch", "safetensors"])
 def test_export_in_double_precision(tmp_path: Path, form: str) -> None:
     fit, x = _run(tmp_path, "gaussian", "float64")
-    file = export_network(tmp_path / "run", form, tmp_path / f"plain.{form}")  # type: ignore[arg-type]
+    out = tmp_path / f"plain{SUFFIXES[form]}"
+    file = export_network(tmp_path / "run", form, out)  # type: ignore[arg-type]
     assert file.stat().st_size > 0
     if form == "torch":
         network = torch.export.load(file).module()
