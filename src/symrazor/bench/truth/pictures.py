@@ -116,6 +116,31 @@ def weak_breaking(draw: Draw, breaking: float = 0.3, noise: float = 0.1) -> tupl
     return noisy(placed(x, (16, 16), top, draw.integers(16)), draw, noise), y
 
 
+def in_strip(draw: Draw, noise: float = 0.15) -> tuple[Tensor, Tensor]:
+    """Digits 0 to 6 in one of three cells of a strip; the label is the digit.
+
+    As for a grid of cells, a shift-invariant network loses nothing and needs no copy per cell.
+    """
+    x, y = draw.digits(0, 1, 2, 3, 4, 5, 6)
+    canvas = placed(x, (10, 24), draw.integers(1) + 1, SIDE * draw.integers(3))
+    return noisy(canvas, draw, noise), y
+
+
+def column_with_noise(
+    draw: Draw, breaking: float = 0.35, noise: float = 0.1
+) -> tuple[Tensor, Tensor]:
+    """Digits 2 and 7 anywhere; a share `breaking` of the labels is the side, not the digit.
+
+    Where digit and side disagree, the probability of a label depends on the side. A vertical shift
+    changes nothing.
+    """
+    x, digit = draw.digits(2, 7)
+    side = draw.integers(2)
+    y = torch.where(draw.uniform() < breaking, side, digit)
+    left = 8 * side + draw.integers(5)
+    return noisy(placed(x, (15, 16), draw.integers(15), left), draw, noise), y
+
+
 def textures(draw: Draw, side: float = 16, noise: float = 0.5) -> tuple[Tensor, Tensor]:
     """Stationary random textures on a torus; the label is the spectrum, one of four.
 
@@ -234,6 +259,15 @@ TASKS = (
         ALONG_X,
         architectures=one_axis,
         oracle="invariant along x",
+    ),
+    _image("digits in a strip", "develop", in_strip, HOLDS, n=500),
+    _image(
+        "column, noisy labels",
+        "develop",
+        column_with_noise,
+        ALONG_Y,
+        architectures=one_axis,
+        oracle="invariant along y",
     ),
     _image("textures", "develop", textures, HOLDS, n=400),
     _image("grating phase", "report", grating_phase, BROKEN, n=500),

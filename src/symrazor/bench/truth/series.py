@@ -97,6 +97,20 @@ def direction(draw: Draw, noise: float = 0.8) -> tuple[Tensor, Tensor]:
     return _pulses(draw, draw.integers(2), y, noise), y
 
 
+def sweep(draw: Draw, noise: float = 0.6) -> tuple[Tensor, Tensor]:
+    """A sawtooth with rising or falling flanks, anywhere; the label is which.
+
+    Reversal exchanges the labels. A circular shift changes nothing.
+    """
+    y = draw.integers(2)
+    period = 6 + 3 * draw.integers(2)
+    t = torch.arange(PULSE).expand(draw.n, -1)
+    teeth = (t % period[:, None]) / (period[:, None] - 1) - 0.5
+    teeth = torch.where(y.bool()[:, None], teeth.flip(1), teeth)
+    series = _placed(teeth * 2, draw.integers(SHORT), SHORT)
+    return series + noise * draw.normal(1, SHORT), y
+
+
 def _same(x: Tensor) -> Tensor:
     return x
 
@@ -160,6 +174,17 @@ TASKS = (
         oracle="reversible",
         groups=_ring_groups,
         n=200,
+    ),
+    Task(
+        "direction of a sweep",
+        "develop",
+        "series",
+        sweep,
+        claims={"cyclic": True, "dihedral": False},
+        architectures=with_reversal,
+        oracle="cyclic",
+        groups=_ring_groups,
+        n=300,
     ),
     Task(
         "direction of a pulse",

@@ -151,6 +151,17 @@ def mirrored(draw: Draw, noise: float = 0.1) -> tuple[Tensor, Tensor]:
     return noisy(torch.where(coin, mirror(x), x), draw, noise), y
 
 
+def mirrored_in_noise(draw: Draw, noise: float = 0.3) -> tuple[Tensor, Tensor]:
+    """Digits of 10 x 10 pixels in the middle of a noisy picture, half of them mirrored.
+
+    The label is the digit, which was drawn before the coin that decides about the mirror.
+    """
+    x, y = draw.digits(1, *HANDED)
+    x = nn.functional.pad(resized(x, 10), (1,) * 4)
+    coin = draw.integers(2).bool()[:, None, None, None]
+    return noisy(torch.where(coin, mirror(x), x), draw, noise), y
+
+
 def handedness(draw: Draw, noise: float = 0.1) -> tuple[Tensor, Tensor]:
     """Digits of which half are mirrored, anywhere on a torus; the label is whether they are.
 
@@ -270,6 +281,7 @@ TASKS = (
         oracle="dense",
         n=500,
     ),
+    _rotation("develop", 20),
     _rotation("report", 30),
     _rotation("develop", 60),
     _rotation("report", 90),
@@ -281,6 +293,14 @@ TASKS = (
         ranges={"scale": LARGEST_SCALE},
         architectures=partial(augmented_by_scale, LARGEST_SCALE),
         knobs={"factor": LARGEST_SCALE},
+    ),
+    _task(
+        "scale 1.3",
+        "develop",
+        rescaled,
+        ranges={"scale": 1.3},
+        architectures=partial(augmented_by_scale, 1.3),
+        knobs={"factor": 1.3},
     ),
     _task(
         "shifted sideways",
@@ -314,6 +334,17 @@ TASKS = (
         "mirrored",
         "report",
         mirrored,
+        claims={"pm": True},
+        ranges={"flip": 0.5},
+        architectures=partial(point_group, "pm", True),
+        oracle="pooled",
+        groups=pm_group,
+        n=500,
+    ),
+    _task(
+        "mirrored, in noise",
+        "develop",
+        mirrored_in_noise,
         claims={"pm": True},
         ranges={"flip": 0.5},
         architectures=partial(point_group, "pm", True),
