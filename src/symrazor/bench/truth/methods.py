@@ -23,12 +23,17 @@ Method = Callable[[Problem], Answer]
 
 
 def run_discover(problem: Problem, minutes: float = 2.0, device: str = "cpu") -> Answer:
-    """Answer by `symrazor.discover`."""
+    """Answer by `symrazor.discover`.
+
+    The problem has a test set of its own, so that nothing needs to be held out for the report: as
+    for all methods, every sample is for training.
+    """
     options: dict[str, Any] = {
         "minutes": minutes,
         "seed": problem.seed,
         "progress": False,
         "device": device,
+        "held_out": 0.0,
     }
     if problem.y is None:
         data = dataset(problem.x, None, kind=problem.kind, times=problem.times)
@@ -48,14 +53,13 @@ def _as_answer(found: Discovery, problem: Problem) -> Answer:
         Claim(claim.name, claim.holds, claim.probability, claim.margin, claim.standard_error)
         for claim in answer.claims
     )
-    prediction = found.predict(problem.test_x).mean
+    prediction = found.predict(problem.test_x)
     if not problem.is_regression:
-        return Answer(claims, _ranges(answer.invariances), prediction.clamp(min=1e-12).log())
-    held_out = found.results[0].test
-    assert held_out is not None
-    residuals = found.predict(held_out[0]).mean.flatten() - held_out[1].flatten()
-    deviation = residuals.square().mean().sqrt().float()
-    return Answer(claims, {}, Normal(prediction.flatten().float(), deviation))
+        log_probabilities = prediction.mean.clamp(min=1e-12).log()
+        return Answer(claims, _ranges(answer.invariances), log_probabilities)
+    assert prediction.variance is not None
+    mean, deviation = prediction.mean.flatten(), prediction.variance.sqrt().flatten()
+    return Answer(claims, {}, Normal(mean.float(), deviation.float()))
 
 
 def _ranges(learned: LearnedInvariances | str | None) -> dict[str, Range]:
