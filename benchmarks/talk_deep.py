@@ -1,6 +1,6 @@
 """Learn the frequency of the talk's deep network from several seeds.
 
-    python benchmarks/talk_deep.py --seeds 20 21 22 --json benchmarks/results/talk-deep.json
+python benchmarks/talk_deep.py --seeds 20 21 22 --json benchmarks/results/talk-deep.json
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
             "rows": rows,
             "notes": [
                 f"Test error below that of maximum likelihood: {'; '.join(counts)}.",
-                f"Starts omega^2 = {', '.join(f'{start:g}' for start in DEEP_STARTS)}; the one with "
+                f"Starts omega^2 = {', '.join(map(str, DEEP_STARTS))}; the one with "
                 "the best objective is reported. All objectives have several optima in the "
                 "frequency: from a single start, the end depends on the start and the seed.",
             ],
