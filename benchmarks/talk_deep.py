@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from symrazor.experiments.talk_basis import DEEP_STARTS, Results, deep_demo
+from symrazor.experiments.talk_basis import DEEP_STARTS, deep_demo
+from symrazor.experiments.talk_figure import Results
 
 COLUMNS = ["seed"] + [
     f"{method}: {figure}"
