@@ -21,6 +21,7 @@ from symrazor.invariance.learned_augmentation import (
     RandomAugmentation,
     learn_augmentation,
 )
+from symrazor.invariance.learned_generators import LearnedGenerators, learn_generators
 from symrazor.invariance.lie_distributions import (
     AffineLie,
     LieDistribution,
@@ -74,6 +75,7 @@ __all__ = [
     "InvariantWeights",
     "Jitter",
     "LearnedAugmentation",
+    "LearnedGenerators",
     "Lie",
     "LieDistribution",
     "Mixture",
@@ -98,6 +100,7 @@ __all__ = [
     "fixed",
     "image_flows",
     "learn_augmentation",
+    "learn_generators",
     "lie",
     "measure_spread",
     "point_flows",
