@@ -28,29 +28,41 @@ from symrazor.core.likelihood import calibration_error
 from symrazor.core.version import __version__
 
 COLUMNS = [
-    *("data", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices", "network"),
-    *("verdict", "claims"),
+    *("data", "n", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices"),
+    *("network", "verdict", "claims"),
 ]
-Job = tuple[str, int, str]
-"""Data set, seed and method."""
+Job = tuple[str, int, int, str]
+"""Data set, number of training samples, seed and method."""
 
 
-def load(folder: Path, name: str, seed: int, seconds: float | None) -> Problem:
-    """Return the problem of a data set."""
+def load(folder: Path, name: str, n: int, seed: int, seconds: float) -> Problem:
+    """Return the problem of a data set, with a part of the training data of every class."""
     data = DATA[name]
     with np.load(folder / f"{name}.npz") as file:
         x, x_test = (torch.from_numpy(file[key]) for key in ("x", "x_test"))
         y, y_test = (torch.from_numpy(file[key]).long() for key in ("y", "y_test"))
         classes = len(file["names"])
-    seconds = data.seconds if seconds is None else seconds
-    return Problem((x, y), (x_test, y_test), classes, data.kind, data.groups, seconds, seed)
+    part = stratified(y, seed)[:n]
+    return Problem(
+        (x[part], y[part]), (x_test, y_test), classes, data.kind, data.groups, seconds, seed
+    )
 
 
-def measure(folder: Path, job: Job, seconds: float | None) -> list[Any]:
+def stratified(y: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return a random order in which every part has about the same shares of the classes."""
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    position = torch.empty(len(y))
+    for label in y.unique():
+        own = order[y[order] == label]
+        position[own] = (torch.arange(len(own)) + 0.5) / len(own)
+    return position.argsort(stable=True)
+
+
+def measure(folder: Path, job: Job, seconds: float) -> list[Any]:
     """Run a method and return its row."""
     torch.set_num_threads(1)
-    name, seed, method = job
-    problem = load(folder, name, seed, seconds)
+    name, n, seed, method = job
+    problem = load(folder, name, n, seed, seconds)
     started = time.process_time()
     result = METHODS[method].run(problem)
     minutes = (time.process_time() - started) / 60
@@ -66,23 +78,23 @@ def measure(folder: Path, job: Job, seconds: float | None) -> list[Any]:
         round(minutes, 2),
     ]
     choices = len(METHODS[method].choices)
-    return [name, seed, method, *scores, choices, result.network, result.verdict, claims]
+    return [name, n, seed, method, *scores, choices, result.network, result.verdict, claims]
 
 
 def describe(folder: Path, name: str) -> dict[str, Any]:
     """Return what the page of a data set says about it."""
     data = DATA[name]
     with np.load(folder / f"{name}.npz") as file:
-        x, n_test, classes = file["x"], len(file["y_test"]), len(file["names"])
+        shape, n_test, classes = file["x"].shape[1:], len(file["y_test"]), len(file["names"])
     described = {"title": data.title, "question": data.question, "source": data.source}
-    return {**described, "n": len(x), "n_test": n_test, "shape": x.shape[1:], "classes": classes}
+    return {**described, "n_test": n_test, "shape": shape, "classes": classes}
 
 
 def document(rows: list[list[Any]], machine: str, folder: Path) -> dict[str, Any]:
     """Return the content of the result file."""
     order = [*DATA]
     methods = [*METHODS]
-    rows = sorted(rows, key=lambda row: (order.index(row[0]), row[1], methods.index(row[2])))
+    rows = sorted(rows, key=lambda row: (order.index(row[0]), *row[1:3], methods.index(row[3])))
     return {
         "title": "Gallery of real data",
         "question": "Does the delivered network predict better than what people do today?",
@@ -97,7 +109,7 @@ def document(rows: list[list[Any]], machine: str, folder: Path) -> dict[str, Any
         "rows": rows,
         "notes": [
             "Test data that no method has seen. The methods that train networks have the same CPU "
-            "time for a data set; CPU minutes are those that were used, imports excluded.",
+            "time; CPU minutes are those that were used, imports excluded.",
             "choices: what a person has to decide before a method can start.",
         ],
     }
@@ -116,7 +128,8 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=tuple(DATA), default=tuple(DATA))
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--seconds", type=float, help="CPU seconds of each method (else by data)")
+    parser.add_argument("--sizes", type=int, nargs="+", choices=range(3), default=[0, 1, 2])
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of each method")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--limit", type=float, help="stop after so many seconds")
     parser.add_argument("--machine", default=f"{os.cpu_count()} CPU cores, one thread per method")
@@ -127,14 +140,15 @@ def main() -> None:
     if arguments.resume and arguments.json.exists():
         rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
         write(rows, arguments)
-    known = {(row[0], row[1], row[2]) for row in rows}
+    known = {tuple(row[:4]) for row in rows}
     jobs = [
-        (name, seed, method)
+        (name, n, seed, method)
         for seed in arguments.seeds
-        for name in sorted(arguments.data, key=lambda name: -DATA[name].seconds)
+        for size in arguments.sizes
+        for name in arguments.data
+        for n in DATA[name].sizes[size : size + 1]
         for method in arguments.methods
-        if (name, seed, method) not in known
-        and not (method == "nearest-shifted" and DATA[name].kind != "series")
+        if (name, n, seed, method) not in known and DATA[name].kind in METHODS[method].kinds
     ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.workers, context) as pool:

@@ -2,9 +2,9 @@
 
     python benchmarks/gallery_data.py PACKAGES OFFICIAL OUT
 
-PACKAGES has the unpacked wheels of aeon, scikit-image and geomstats, for example the folder
-site-packages of an environment with these three. OFFICIAL has mnist, fashion-mnist and cifar-10
-(`symrazor data get`). Every random choice has seed 0.
+PACKAGES has the unpacked wheels of aeon, scikit-image, geomstats and tensorly, for example the
+folder site-packages of an environment with these four. OFFICIAL has mnist, fashion-mnist and
+cifar-10 (`symrazor data get`). Every random choice has seed 0.
 """
 
 import argparse
@@ -35,8 +35,8 @@ class DataSet:
         source: where the data come from, and how they are divided.
         kind: kind of the inputs, as in `discover`.
         read: returns training and test data, from the folders PACKAGES and OFFICIAL.
+        sizes: numbers of training samples; a part of all depends on the seed.
         groups: groups to ask about; none for the default of the kind.
-        seconds: CPU seconds of each method that trains networks.
     """
 
     title: str
@@ -44,8 +44,8 @@ class DataSet:
     source: str
     kind: str
     read: Callable[[Path, Path], tuple[Split, Split]]
+    sizes: tuple[int, ...]
     groups: tuple[str, ...] = ()
-    seconds: float = 20.0
 
 
 def _series(name: str) -> Callable[[Path, Path], tuple[Split, Split]]:
@@ -74,7 +74,7 @@ def _textures(packages: Path, _: Path) -> tuple[Split, Split]:
 
     random = np.random.default_rng(0)
     splits = []
-    for left, count in ((0, 100), (256, 200)):
+    for left, count in ((0, 400), (256, 200)):
         x, labels = [], []
         for name in ("grass", "gravel", "brick"):
             picture = Image.open(packages / "skimage" / "data" / f"{name}.png").convert("L")
@@ -116,7 +116,7 @@ def _gestures(packages: Path, _: Path) -> tuple[Split, Split]:
             activity = [float(row[f"c{channel}"]) for channel in range(8)]
             values.setdefault((row["exp"], row["label"]), []).append(activity)
     splits = []
-    for session, count in (("s1", 40), ("s2", 80)):
+    for session, count in (("s1", 120), ("s2", 80)):
         x, labels = [], []
         for (name, label), rows in values.items():
             if name.endswith(session):
@@ -128,10 +128,27 @@ def _gestures(packages: Path, _: Path) -> tuple[Split, Split]:
 
 
 def _digits(_: Path, __: Path) -> tuple[Split, Split]:
-    """Return 300 of the embedded digits for training, and all test digits."""
-    order = np.random.default_rng(0).permutation(len(digits("train")[1]))[:300]
-    (x, y), test = digits("train"), digits("test")
-    return (x[order].numpy(), _names(y[order])), (test[0].numpy(), _names(test[1]))
+    """Return the embedded digits in the division of the package."""
+    (x, y), (x_test, y_test) = digits("train"), digits("test")
+    return (x.numpy(), _names(y)), (x_test.numpy(), _names(y_test))
+
+
+def _crops(packages: Path, _: Path) -> tuple[Split, Split]:
+    """Return patches of 5 x 5 pixels with 20 bands; the upper half of the scene is for training."""
+    folder = packages / "tensorly" / "datasets" / "data"
+    scene = np.load(folder / "Indian_pines_corrected.npy")[:, :, ::10]
+    plants = np.load(folder / "Indian_pines_gt.npy")
+    random, splits = np.random.default_rng(0), []
+    for rows, count in ((range(2, 70), 1000), (range(75, 143), 2000)):
+        x, labels = [], []
+        for i in rows:
+            for j in range(2, 143):
+                if plants[i, j] in CROPS:
+                    x.append(scene[i - 2 : i + 3, j - 2 : j + 3].transpose(2, 0, 1))
+                    labels.append(CROPS[plants[i, j]])
+        order = random.permutation(len(x))[:count]
+        splits.append((np.stack(x)[order], [labels[i] for i in order]))
+    return splits[0], splits[1]
 
 
 def _official(read: Callable[..., Any], name: str, n: int, n_test: int) -> Callable[..., Any]:
@@ -153,6 +170,15 @@ def _names(y: Any) -> list[str]:
     return [str(label) for label in y.tolist()]
 
 
+CROPS = {
+    2: "corn, no till",
+    3: "corn, little till",
+    6: "grass and trees",
+    10: "soybean, no till",
+    11: "soybean, little till",
+    14: "woods",
+}
+"""Classes of the Indian Pines scene with more than 100 pixels in both halves."""
 AEON = "Package aeon ({}), UCR archive, official division."
 DATA = {
     "leaves": DataSet(
@@ -161,6 +187,7 @@ DATA = {
         AEON.format("OSULeaf"),
         "series",
         _series("OSULeaf"),
+        (100, 200),
     ),
     "arrowheads": DataSet(
         "Arrowheads (ArrowHead)",
@@ -168,6 +195,7 @@ DATA = {
         AEON.format("ArrowHead"),
         "series",
         _series("ArrowHead"),
+        (36,),
     ),
     "gestures": DataSet(
         "A hand draws a gun or points (GunPoint)",
@@ -175,6 +203,7 @@ DATA = {
         AEON.format("GunPoint"),
         "series",
         _series("GunPoint"),
+        (50,),
     ),
     "power": DataSet(
         "Electricity demand of a day (ItalyPowerDemand)",
@@ -182,6 +211,7 @@ DATA = {
         AEON.format("ItalyPowerDemand"),
         "series",
         _series("ItalyPowerDemand"),
+        (67,),
     ),
     "cells": DataSet(
         "Outlines of cancer cells, three treatments",
@@ -189,6 +219,7 @@ DATA = {
         "Package geomstats (cells), 64 points of equal distance on each outline; random division.",
         "series",
         _cells,
+        (150, 350),
     ),
     "electrodes": DataSet(
         "Signs of a hand, eight electrodes on a ring around the arm",
@@ -197,6 +228,7 @@ DATA = {
         "training, second sessions as test data.",
         "vector",
         _gestures,
+        (200, 1200),
         ("cyclic",),
     ),
     "faces": DataSet(
@@ -205,6 +237,7 @@ DATA = {
         "Package scikit-image (lfw_subset), divided at random.",
         "image",
         _faces,
+        (60, 120),
     ),
     "textures": DataSet(
         "Patches of grass, gravel and brick",
@@ -213,6 +246,17 @@ DATA = {
         "patches of the right half test data.",
         "image",
         _textures,
+        (150, 600, 1200),
+    ),
+    "crops": DataSet(
+        "Crops seen from the air (Indian Pines)",
+        "May a patch of a field be turned or mirrored?",
+        "Package tensorly (Indian Pines), every tenth of 200 bands, patches of 5 x 5 pixels; "
+        "patches of the upper half of the scene are training data, patches of the lower half test "
+        "data.",
+        "image",
+        _crops,
+        (200, 1000),
     ),
     "digits": DataSet(
         "Handwritten digits, 8 x 8 pixels",
@@ -220,30 +264,31 @@ DATA = {
         "Embedded in this package (UCI), divided by the package.",
         "image",
         _digits,
+        (100, 300, 1000),
     ),
     "mnist": DataSet(
-        "MNIST, 1,000 digits",
+        "MNIST",
         "Does it matter where the digit is, and how may it be moved?",
         "symrazor data get mnist; random parts of the official training and test data.",
         "image",
-        _official(mnist, "mnist", 1000, 2000),
-        seconds=36,
+        _official(mnist, "mnist", 6000, 2000),
+        (300, 1000, 6000),
     ),
     "fashion": DataSet(
-        "Fashion-MNIST, 5,000 articles",
+        "Fashion-MNIST",
         "Does it matter where the article is, and how may it be moved?",
         "symrazor data get fashion-mnist; random parts of the official training and test data.",
         "image",
         _official(fashion_mnist, "fashion-mnist", 5000, 2000),
-        seconds=36,
+        (300, 1000, 5000),
     ),
     "cifar": DataSet(
-        "CIFAR-10, 2,000 photographs",
+        "CIFAR-10",
         "Does it matter where the object is, and how may it be moved?",
         "symrazor data get cifar-10; random parts of the official training and test data.",
         "image",
         _official(cifar10, "cifar-10", 2000, 1000),
-        seconds=36,
+        (500, 2000),
     ),
 }
 """Name -> data set."""

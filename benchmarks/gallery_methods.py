@@ -5,16 +5,19 @@
   searched on a fifth of the training data, the best setting is trained for longer, and again on all
   training data for the number of steps that was best.
 - `selected`: three-fold cross-validation chooses among the networks that `discover` compares.
+- `augerino`: a CNN with learned ranges of augmentation.
+- `laplace`: the tuned network with the posterior of laplace-torch (package laplace-torch).
 - `nearest`: the class of the nearest training sample; also over all cyclic shifts of series.
 
-The three that train networks have the same CPU time, one thread, and the same standardised inputs.
-Logits of the second and third are divided by a temperature that is fitted to left-out samples.
+Those that train networks have the same CPU time, one thread, and the same standardised inputs.
+Logits of `tuned` and `selected` are divided by a temperature that is fitted to left-out samples.
 """
 
 import itertools
 import math
 import random
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +27,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.bench.truth.baselines import (
+    AUGERINO_COPIES,
+    AUGERINO_STRENGTH,
+    AUGERINO_WIDTHS,
+)
 from symrazor.data import Tensors, dataset
 from symrazor.data.arrays import prepare
 from symrazor.discovery.families import candidates_for
+from symrazor.invariance.averaged_network import Augment, Augmented
+from symrazor.invariance.transformation import Flips, affine
 from symrazor.layers.plain import convolutional, fully_connected, ordinary_convolutional, perceptron
+from symrazor.training.augmentation_baselines import LikelihoodConfig, fit_by_likelihood
 from symrazor.training.loop import clock
 
 BATCH_SIZE = 64
@@ -201,6 +212,12 @@ def augmented(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def tuned(problem: Problem) -> Result:
     """Search settings on a fifth of the data, then train the best one."""
+    model, best, (_, test), heat = _tuned(problem)
+    return Result((logits(model, test[0]) / heat).log_softmax(1), best.text)
+
+
+def _tuned(problem: Problem) -> tuple[nn.Module, Setting, tuple[Tensors, Tensors], float]:
+    """Return the network, its setting, standardised training and test data, and temperature."""
     train, test = standardised(problem)
     shape, random_state = tuple(train[0].shape[1:]), random.Random(problem.seed)
     settings = _settings(shape, problem.classes)
@@ -218,8 +235,7 @@ def tuned(problem: Problem) -> Result:
     checks = Training(kept, best, problem.seed).run_seconds(2.5 * unit, left_out)
     _, steps, f = min(checks, key=lambda check: check[0])
     model = Training(train, best, problem.seed).run_steps(checks[-1][1], steps)
-    heat = temperature(f, left_out[1])
-    return Result((logits(model, test[0]) / heat).log_softmax(1), best.text)
+    return model, best, (train, test), temperature(f, left_out[1])
 
 
 def _settings(shape: Sequence[int], classes: int) -> list[Setting]:
@@ -333,28 +349,86 @@ def folds(data: Tensors, count: int, seed: int) -> list[tuple[Tensors, Tensors]]
     return pairs
 
 
+def augerino(problem: Problem) -> Result:
+    """Train a CNN with ranges of transformations that the training loss learns, and average.
+
+    Benton et al. 2020: shifts, rotations, scales and flips, with a fixed regulariser.
+    """
+    train, test = standardised(problem)
+    shape = tuple(train[0].shape[1:])
+
+    def run(epochs: int) -> nn.Module:
+        torch.manual_seed(problem.seed)
+        moves = affine(tuple(AUGERINO_WIDTHS), AUGERINO_WIDTHS)
+        augment = Augment([moves, Flips((-1,), 0.1)], AUGERINO_COPIES, problem.seed)
+        model = Augmented(ordinary_convolutional(shape, problem.classes), augment)
+        config = LikelihoodConfig(
+            AUGERINO_STRENGTH, epochs, BATCH_SIZE, seed=problem.seed, progress=False
+        )
+        fit_by_likelihood(model, train, config=config)
+        return model
+
+    started = time.process_time()
+    run(1)
+    epoch = time.process_time() - started
+    model = run(max(1, math.floor((problem.seconds - epoch) / epoch)))
+    return Result(logits(model, test[0]).log_softmax(1), "CNN with learned augmentation")
+
+
+def laplace(problem: Problem) -> Result:
+    """Predict with the last-layer Laplace approximation of laplace-torch of the tuned network.
+
+    Its prior precision maximises the evidence. The network has no temperature.
+    """
+    from laplace import Laplace
+
+    model, best, (train, test) = _tuned(problem)[:3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        approximation = Laplace(model, "classification", "last_layer", "kron")
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*train), BATCH_SIZE)
+        approximation.fit(loader)
+        approximation.optimize_prior_precision(method="marglik")
+        p = torch.cat([approximation(x).detach() for x in test[0].split(500)])
+    return Result(p.double().clamp(min=1e-12).log(), best.text)
+
+
 @dataclass(frozen=True)
 class Method:
-    """A method: its name in tables, and what a person has to choose to use it."""
+    """A method.
+
+    Args:
+        title: its name in tables.
+        run: returns its predictions.
+        choices: what a person has to choose to use it.
+        kinds: kinds of data that it takes.
+    """
 
     title: str
     run: Callable[[Problem], Result]
     choices: tuple[str, ...]
+    kinds: tuple[str, ...] = ("series", "image", "vector")
 
 
+BY_HAND = ("networks", "learning rates", "weight decays", "augmentations")
 METHODS = {
     "discover": Method("symrazor discover", discover, ()),
-    "tuned": Method(
-        "tuned CNN or MLP",
-        tuned,
-        ("networks", "learning rates", "weight decays", "augmentations"),
-    ),
+    "tuned": Method("tuned CNN or MLP", tuned, BY_HAND),
+    "laplace": Method("tuned, with laplace-torch", laplace, (*BY_HAND, "posterior")),
     "selected": Method(
         "cross-validated choice, same networks",
         selected,
         ("networks", "learning rate", "weight decay"),
     ),
+    "augerino": Method(
+        "Augerino",
+        augerino,
+        ("network", "transformations", "regulariser", "learning rate", "weight decay"),
+        ("image",),
+    ),
     "nearest": Method("1-NN", nearest, ("distance",)),
-    "nearest-shifted": Method("1-NN over all shifts", nearest_shifted, ("distance", "shifts")),
+    "nearest-shifted": Method(
+        "1-NN over all shifts", nearest_shifted, ("distance", "shifts"), ("series",)
+    ),
 }
 """Name -> method."""

@@ -102,3 +102,14 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
         sr.Razor(mlp(), "categorical", 40, **options)
     with pytest.raises(ValueError, match="n_data must be a positive integer, got 0"):
         sr.Razor(mlp(), "categorical", 0)
+
+
+def test_a_pair_of_arrays_is_data() -> None:
+    """Float64 arrays get the type of the weights; a pair is the same as a list of batches."""
+    model = mlp().float()
+    expected = sr.Razor(model, "categorical", 40).evidence([(X.float(), Y)])
+    for pair in ((X.float(), Y), (X.numpy(), Y.numpy()), [X.numpy(), Y.numpy()]):
+        found = sr.Razor(model, "categorical", 40).evidence(pair)
+        assert float(found.log_evidence) == pytest.approx(float(expected.log_evidence), rel=1e-6)
+    many = [part.numpy() for part in (X.repeat(20, 1), Y.repeat(20))]  # several batches
+    assert sr.Razor(model, "categorical", 800).step(many).n_data == 800

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -267,3 +268,10 @@ def test_progress_bar_shows_the_figures(capsys: pytest.CaptureFixture[str]) -> N
     assert "nll" in shown
     sr.fit(_net(), _blobs(), epochs=2, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_numpy_arrays_get_the_type_of_the_weights() -> None:
+    x, y = np.random.default_rng(0).normal(size=(30, 3)), np.arange(30) % 2
+    assert x.dtype == np.float64
+    fit = sr.fit(nn.Linear(3, 2), (x, y), test=(x, y), epochs=2, progress=False)
+    assert torch.equal(fit.predict(x).mean, fit.predict(torch.from_numpy(x).float()).mean)

@@ -48,7 +48,8 @@ class Arguments:
     """Arguments of the command.
 
     Args:
-        data: .npz, .npy, .csv, IDX or CIFAR file, or folder of images; default: embedded digits.
+        data: a table (.csv, .tsv, .parquet), arrays (.npz, .npy, .h5, .pt), IDX or CIFAR files, or
+            a folder of images, .wav, .nii or .npy files; default: embedded digits.
         minutes: training time of all networks together (default: 2; digits: no limit).
         out: run folder for numbers, report, figures and network; if not given, the first of
             run, run-2, ... without another run.

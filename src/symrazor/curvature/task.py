@@ -279,7 +279,7 @@ class CurvatureTask:
                     f, self.method.samples, self.generator, self.method.probe
                 )
             case _:
-                root = self.likelihood.residual(f, y).unsqueeze(0)
+                return self.likelihood.empirical_root(f, y)
         return self.likelihood.masked_root(root, y)
 
 

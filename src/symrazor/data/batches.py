@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ Tensors = tuple[Tensor, Tensor]
 Input = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """Inputs of a model: model(x), model(*x) or model(**x)."""
 Loader = Iterable[tuple[Input, Tensor]]
+PAIR_BATCH_SIZE = 256
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are checked or converted to float64 at a time."""
 
@@ -151,9 +152,15 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
 
 
 def batches(
-    loader: Iterable[Any], device: torch.device, subset: int | None = None
+    loader: Iterable[Any],
+    device: torch.device,
+    subset: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[Input, Tensor]]:
     """Yield this process's batches on a device, at most `subset` data over all processes.
+
+    A pair of tensors, arrays or frames (x, y) is read in batches of `PAIR_BATCH_SIZE`. Numbers in
+    arrays and frames get the given type.
 
     A `ShardedLoader` yields the first `subset` data of the whole loader. Of any other loader each
     process reads its share of the subset.
@@ -170,13 +177,16 @@ def batches(
     if isinstance(loader, ReplayableBatches):
         yield from loader
         return
+    if is_pair(loader):
+        x, y = as_pair(loader, dtype)
+        loader = TensorLoader(cast(Tensor, x), y, PAIR_BATCH_SIZE)
     process, sharded = world(), isinstance(loader, ShardedLoader)
     share = subset if sharded or subset is None else len(range(subset)[process.shard(subset)])
     remaining = math.inf if share is None else share
     for number, batch in enumerate(loader.loader if isinstance(loader, ShardedLoader) else loader):
         if remaining <= 0:
             return
-        x, y = as_pair(batch)
+        x, y = as_pair(batch, dtype)
         if remaining < len(y):
             x, y = map_tensors(x, itemgetter(slice(int(remaining)))), y[: int(remaining)]
         remaining -= len(y)
@@ -269,15 +279,23 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
+def is_pair(data: object) -> bool:
+    """Return whether data are two tensors, arrays or frames, and not batches."""
+    kinds = (Tensor, np.ndarray)
+    return isinstance(data, tuple | list) and [
+        isinstance(part, kinds) or library_of(part) in FRAME_PACKAGES for part in data
+    ] == [True, True]
+
+
 LABEL_NAMES = ("labels", "label")
 """Fields of a batch with several named fields that hold the labels, as Hugging Face names them."""
 
 
-def as_pair(batch: Any) -> tuple[Input, Tensor]:
+def as_pair(batch: Any, dtype: torch.dtype | None = None) -> tuple[Input, Tensor]:
     """Return a batch as (x, y).
 
     A batch is a pair, or a mapping with a field "labels" or "label"; one other field is the input,
-    several are passed to the model by name. NumPy arrays become tensors.
+    several are passed to the model by name. NumPy arrays become tensors, see `as_tensor`.
     """
     if isinstance(batch, Mapping):
         name = next((name for name in LABEL_NAMES if name in batch), None)
@@ -285,27 +303,33 @@ def as_pair(batch: Any) -> tuple[Input, Tensor]:
             raise ValueError(
                 f"A batch with named fields needs a field 'labels', got {sorted(batch)}."
             )
-        fields = {key: as_tensor(value) for key, value in batch.items() if key != name}
+        fields = {key: as_tensor(value, dtype) for key, value in batch.items() if key != name}
         batch = (next(iter(fields.values())) if len(fields) == 1 else fields, batch[name])
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ValueError(
             f"The loader must give pairs (x, y) with a tensor y, got {type(batch).__name__}."
         )
-    x, y = batch[0], as_tensor(batch[1])
+    x, y = batch[0], as_tensor(batch[1], dtype)
     if not isinstance(y, Tensor):
         raise ValueError(
             f"The loader must give pairs (x, y) with a tensor y, got a y of type "
             f"{type(y).__name__}."
         )
-    return as_tensor(x), y
+    return as_tensor(x, dtype), y
 
 
-def as_tensor(value: Any) -> Any:
-    """Return arrays, and tables and columns of pandas or polars, as tensors."""
+def as_tensor(value: Any, dtype: torch.dtype | None = None) -> Any:
+    """Return arrays, and tables and columns of pandas or polars, as tensors.
+
+    Real numbers get the given type; without one, those of tables are float32.
+    """
     if library_of(value) in FRAME_PACKAGES:
         value = frame_values(value) if is_frame(value) else np.array(value.to_numpy())
-        value = value.astype(np.float32) if value.dtype == np.float64 else value
-    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        dtype = dtype or torch.float32
+    if not isinstance(value, np.ndarray):
+        return value
+    tensor = torch.from_numpy(value)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 FRAME_PACKAGES = ("pandas", "polars")

@@ -349,8 +349,8 @@ class Razor:
 
     def _batches(self, loader: Loader, subset: int | None) -> Iterator[tuple[Input, Tensor]]:
         """Yield batches on the model's device; verify the model with the first batch."""
-        device = next(iter(weights(self.model).values())).device
-        for x, y in batches(loader, device, subset):
+        weight = next(iter(weights(self.model).values()))
+        for x, y in batches(loader, weight.device, subset, weight.dtype):
             if self._n_outputs is None:
                 self.verify(x)
             yield x, y

@@ -27,7 +27,7 @@ from symrazor.accelerate.processes import (
     unwrap,
     world,
 )
-from symrazor.core.likelihood import Likelihood, as_likelihood
+from symrazor.core.likelihood import Likelihood, Weighted, as_likelihood, with_weights
 from symrazor.core.parameters import eval_mode
 from symrazor.core.validation import counted
 from symrazor.curvature.coverage import check_output_precision
@@ -113,16 +113,17 @@ class Fit:
         with single_process():
             return self.razor.posterior(self.data)
 
-    def predict(self, x: Tensor, how: How | Literal["map"] = "map") -> Prediction:
+    def predict(self, x: Any, how: How | Literal["map"] = "map") -> Prediction:
         """Return the predictive mean at x.
 
         Args:
-            x: inputs.
+            x: inputs as a tensor, an array or a frame.
             how: "map" uses the trained weights; for other values see `Posterior.predict`.
 
         Raises:
             ValueError: the model cannot process x.
         """
+        x = as_tensor(x, weight_type(self.model))
         if not isinstance(x, Tensor):
             raise ValueError(f"x must be a tensor, got {type(x).__name__}. Use torch.as_tensor(x).")
         _forward_first(self.model, x.to(self.data.x.device), "x")
@@ -195,6 +196,7 @@ def fit(
     likelihood: str | Likelihood = "categorical",
     *,
     test: Any = None,
+    sample_weights: Any = None,
     config: FitConfig | None = None,
     callbacks: Sequence[Callback] = (),
     **changes: Any,
@@ -211,6 +213,8 @@ def fit(
             read batch by batch. Options of `fit` set the size and order of batches.
         likelihood: a `Likelihood` or its name; default "categorical".
         test: held-out inputs and labels in any of these forms, used for the report only.
+        sample_weights: a positive number for each training sample, for data in memory. A sample of
+            weight 2 counts as two samples.
         config: all options as one `FitConfig`; default `FitConfig()`.
         callbacks: functions called with the record of every epoch (a dictionary of numbers). An
             exception in a callback is logged and does not end the run.
@@ -243,12 +247,17 @@ def fit(
             "transformations. Omit it."
         )
     device = move_model(model, options.device)
-    x, y = _to_device(data, "the training data", device)
+    x, y = _to_device(data, "the training data", model)
     likelihood = as_likelihood(likelihood)
+    if test is not None:
+        test = _to_device(test, "the test data", model)
+        test = test[0][:], test[1][:]  # held-out data are read into memory
+    if sample_weights is not None:
+        likelihood = Weighted(likelihood)
+        y = with_weights(y[:], torch.as_tensor(as_tensor(sample_weights), device=device))
+        test = test and (test[0], with_weights(test[1], torch.ones(len(test[1]), device=device)))
     _check_outputs(model, likelihood, (x, y), "the training data")
     if test is not None:
-        test = _to_device(test, "the test data", device)
-        test = test[0][:], test[1][:]  # held-out data are read into memory
         _check_outputs(model, likelihood, test, "the test data")
     initial = [copy_state(module.state_dict()) for module in (model, likelihood)]
     first = _train(model, likelihood, (x, y), test, options, callbacks, checkpoints)
@@ -386,15 +395,16 @@ def _subsample(x: Tensor, count: int, seed: int) -> Tensor:
     return torch.randperm(len(x), generator=generator)[:count].to(x.device)
 
 
-def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
-    """Check a pair (x, y) and move it to a device."""
+def _to_device(data: Any, name: str, model: nn.Module) -> Tensors:
+    """Check a pair (x, y) and move it to the model's device; its arrays get the type of weights."""
+    device = next(model.parameters()).device
     is_pair = isinstance(data, tuple | list) and len(data) == 2
     if not is_pair or isinstance(data[0], np.memmap):
         samples = as_samples(data, device)
         if samples is not None:
             return cast(Tensors, (Column(samples, 0), Column(samples, 1)))
     if is_pair:
-        data = [as_tensor(part) for part in data]
+        data = [as_tensor(part, weight_type(model)) for part in data]
     if not is_pair or not all(isinstance(part, Tensor) for part in data):
         got = f"({', '.join(type(p).__name__ for p in data)})" if is_pair else type(data).__name__
         raise ValueError(
@@ -404,6 +414,11 @@ def _to_device(data: Any, name: str, device: torch.device) -> Tensors:
     x, y = (part.to(device) for part in data)
     check_batch(x, y, name)
     return x, y
+
+
+def weight_type(model: nn.Module) -> torch.dtype:
+    """Return the type of the first weight."""
+    return next(model.parameters()).dtype
 
 
 def _check_outputs(model: nn.Module, likelihood: Likelihood, data: Tensors, name: str) -> None:

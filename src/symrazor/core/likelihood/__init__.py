@@ -29,6 +29,7 @@ from symrazor.core.likelihood.gaussian import Gaussian, Heteroscedastic
 from symrazor.core.likelihood.ordinal import Ordinal
 from symrazor.core.likelihood.per_position import PerPosition
 from symrazor.core.likelihood.poisson import Poisson
+from symrazor.core.likelihood.weighted import Weighted, with_weights
 
 __all__ = [
     "LIKELIHOODS",
@@ -44,9 +45,11 @@ __all__ = [
     "PerPosition",
     "Poisson",
     "Probe",
+    "Weighted",
     "as_likelihood",
     "calibration_error",
     "check_compatible",
     "confidence_sums",
     "register_likelihood",
+    "with_weights",
 ]

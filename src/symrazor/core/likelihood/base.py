@@ -72,6 +72,10 @@ class Likelihood(nn.Module, ABC):
         """Set a root to zero where labels do not count."""
         return root
 
+    def empirical_root(self, f: Outputs, y: Tensor) -> Columns:
+        """Return the root of the empirical Fisher matrix: the residual as one column."""
+        return self.residual(f, y).unsqueeze(0)
+
     def noise_variance(self, mean: Outputs) -> Outputs | None:
         """Return the variance of y given its mean, or None for class labels."""
         return None
