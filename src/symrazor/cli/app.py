@@ -44,7 +44,7 @@ COMMANDS = {
     "version": "Print the version.",
 }
 """Subcommand -> what it does, for the help."""
-_MODULES = {"report": "run_folder", "export": "run_folder", "predict": "run_folder"}
+_MODULES = dict.fromkeys(("report", "export", "predict", "serve"), "run_folder")
 """Subcommands whose function is not in the module of their name."""
 _HELP = """usage: symrazor [-h] [--version] COMMAND ...
 

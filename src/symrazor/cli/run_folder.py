@@ -1,4 +1,4 @@
-"""Define `symrazor report`, `symrazor export` and `symrazor predict`, which take a run folder.
+"""Define `symrazor report`, `export`, `predict` and `serve`, which take a run folder.
 
 `symrazor.cli.run_folder_work` does the work; it needs torch, which help does not.
 """
@@ -12,6 +12,7 @@ from symrazor.cli.terminal import Flag, JsonFile, OptionalFile, OptionalName, lo
 from symrazor.core.choices import Format
 
 RunFolder = Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+Port = Annotated[int, tyro.conf.arg(metavar="PORT", help_behavior_hint="(default: a free port)")]
 
 
 def report(
@@ -82,3 +83,16 @@ def predict(
         quiet: print nothing but the predictions.
     """
     load("run_folder_work").predict(run, data, out, question, trust_code, json_file, quiet)
+
+
+def serve(run: RunFolder, question: OptionalName = None, port: Port = 0) -> None:
+    """Try the network of a run in a browser: drop files, or move examples by hand.
+
+    The page is served to this machine only (127.0.0.1), until Ctrl-C.
+
+    Args:
+        run: run folder.
+        question: name of the question, if the run has several.
+        port: port to listen on.
+    """
+    load("run_folder_work").serve(run, question, port)

@@ -1,4 +1,4 @@
-"""Do the work of `symrazor report`, `symrazor export` and `symrazor predict`."""
+"""Do the work of `symrazor report`, `export`, `predict` and `serve`."""
 
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from symrazor.runs.predictions import check_suffix, write_predictions
 from symrazor.runs.predictions import predict as predict_with_run
 from symrazor.runs.records import is_fit_run
 from symrazor.runs.writing import inside
+from symrazor.serving import serve as serve_run
 from symrazor.symmetry.export import SUFFIXES
 
 
@@ -83,3 +84,16 @@ def predict(
     if out is not None:
         text = f"{len(predictions.values):,} predictions: {out}"
         console(quiet).print(escape(text), highlight=False)
+
+
+def serve(run: Path, question: str | None, port: int) -> None:
+    """Serve the page of a run, and print its address."""
+    terminal = console()
+
+    def tell(address: str) -> None:
+        terminal.print(escape(f"{run}: {address}  (Ctrl-C stops)"), soft_wrap=True, highlight=False)
+
+    try:
+        serve_run(run, question, port, tell)
+    except KeyboardInterrupt:
+        terminal.print()

@@ -22,11 +22,11 @@ from symrazor.dynamics.eigenproblem import (
     directions,
     fixed_direction,
     moments_of,
+    noise_test,
 )
 from symrazor.dynamics.field_invariants import Combinations
 from symrazor.dynamics.findings import Quantity, Simple, format_terms
 from symrazor.dynamics.library import Library
-from symrazor.dynamics.noise_test import run_test
 from symrazor.dynamics.proposals import echelon
 from symrazor.dynamics.samples import FOLDS, Sample
 
@@ -53,7 +53,7 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     count = min(MAX_TESTED, plausible)
     if not count:
         return [], []
-    tests = run_test(features, fits, count)
+    tests = noise_test(features, fits, count)
     z = normal_quantile(1 - level)
     p, variation, error, _ = tests
     limit = variation.clamp_min(0) + z * error
@@ -88,7 +88,7 @@ def _quantities(
     """Return the combinations of all data with the tests of the combinations of each fold."""
     if not vectors.shape[1]:
         return []
-    tests = run_test(features, fits, vectors.shape[1])
+    tests = noise_test(features, fits, vectors.shape[1])
     library, kept, scale = features.library, features.kept, features.scale
     spread = vectors.new_zeros(len(library))
     spread[kept] = scale
@@ -120,7 +120,7 @@ def simplify(features: Features, quantities: Sequence[Quantity]) -> list[Quantit
     nearest = (2 * c).round() / 2
     simple = torch.where((c - nearest).abs() <= SIMPLE_ERRORS * errors, nearest, c)
     scaled = (simple[:, features.kept] * features.scale).mT
-    p, *_ = run_test(features, [fixed_direction(scaled)] * FOLDS, len(quantities))
+    p, *_ = noise_test(features, [fixed_direction(scaled)] * FOLDS, len(quantities))
     return [
         replace(
             quantity,
@@ -141,7 +141,7 @@ def tested_quantities(combinations: Combinations, sample: Sample, level: float) 
     spread = torch.zeros(len(library), dtype=sample.x.dtype)
     spread[features.kept] = features.scale
     scaled = (combinations.vectors[:, features.kept] * features.scale).mT
-    tests = run_test(features, [fixed_direction(scaled)] * FOLDS, scaled.shape[1])
+    tests = noise_test(features, [fixed_direction(scaled)] * FOLDS, scaled.shape[1])
     quantities = []
     for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
         quantity = Quantity(

@@ -22,7 +22,7 @@ from symrazor.core.validation import check_at_least, short_repr
 from symrazor.curvature.task import AUTO, DEFAULT_MEMORY, Method
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.inference.evidence import Evidence
-from symrazor.layers.relaxed import free_groups, path_groups
+from symrazor.layers.relaxed import FREE_PATH_PRECISION, free_groups, path_groups
 from symrazor.linalg.blocks import per_weight_precision_error
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
-FREE_PRECISION = 30.0
-"""Default starting precision of free paths beside an equivariant one."""
 MAX_FULL_WEIGHTS = 3000
 """Weights up to which the matrix over weights is used."""
 MAX_KERNEL_ROWS = 6000
@@ -145,7 +143,7 @@ def starting_prior(model: nn.Module, config: RazorConfig) -> GaussianPrior:
         return GaussianPrior(weights(model), config.prior_precision, config.prior_groups)
     groups, precision = path_groups(model), config.prior_precision
     if not isinstance(precision, Mapping):
-        free = FREE_PRECISION if config.free_precision is None else config.free_precision
+        free = FREE_PATH_PRECISION if config.free_precision is None else config.free_precision
         names = free_groups(model)
         precision = {group: free if group in names else precision for group in groups}
     return GaussianPrior(weights(model), precision, groups)

@@ -44,7 +44,7 @@ MAX_NETWORK_SIDE = 16
 """Longest side in pixels of the images that the network sees."""
 SHIFT_SHARE = 0.125
 """Largest tested shift, as a share of the side."""
-MAX_ZOOM, MAX_CONTRAST, MAX_STRETCH = 1.4, 2.0, 1.25
+MAX_ZOOM, MAX_CONTRAST = 1.4, 2.0
 """Largest tested factors."""
 MAX_OFFSET = 1.0
 """Largest tested change of brightness or offset, in standard deviations of the data."""

@@ -175,27 +175,6 @@ class InvariantWeights(nn.Module):
         return Evidence(fit, -0.5 * squares, q.trace() - q.size - q.log_det(), n_data)
 
     @torch.no_grad()
-    def rescale(self) -> Float[Tensor, "*lead"]:
-        r"""Set the scale of the outputs to its closed-form optimum without changing the outputs.
-
-        The weights $\alpha W_2$ have prior variance $\alpha^2$, whose optimum is the mean of their
-        squares under the posterior, $v^* = \alpha^2 (\mathrm{tr}\,\Sigma + \|\mu\|^2) / D$. With
-        $k^2 = v^* / \alpha^2$ the scale becomes $k \alpha$, and $W_2$ is divided by k. The fit is
-        unchanged, and the divergence falls to its value at the optimal scale. At a stationary
-        point, k = 1.
-
-        Returns:
-            The factors k.
-        """
-        q = self.posterior
-        k = (q.second_moment() / q.size).sqrt().to(q.mean)
-        q.mean.div_(k[..., None, None])
-        q.root.log_diagonal.sub_(k.log()[..., None, None])
-        q.root.lower.div_(k[..., None, None, None])
-        self.scale.value = self.scale.value * k
-        return k
-
-    @torch.no_grad()
     def select(self, places: Sequence[int]) -> "InvariantWeights":
         """Return the models at some indices as a new model; an index may appear twice."""
         count = self.lead[0] if self.lead else 0
