@@ -1,11 +1,8 @@
 """Test the batched training of invariant networks: widths, scales and filters."""
 
-import math
-
 import pytest
 import torch
-from invariant_model import PLAN, labels, noise, ring_models, small
-from torch import Tensor
+from invariant_model import PLAN, ring_models
 
 from symrazor.data import rings
 from symrazor.groups.lie import so2
@@ -13,7 +10,6 @@ from symrazor.invariance import (
     InvariantWeights,
     LieDistribution,
     Rectified,
-    Sampling,
 )
 from symrazor.training.batched_training import (
     BatchedConfig,
