@@ -183,12 +183,13 @@ def test_evaluations_of_many_images_fit_into_the_time(monkeypatch: pytest.Monkey
     question = Question("q", "?", Family([]), (x, y), None, Categorical)
     with clock.counting(lambda: now[0]):
         images, steps, needed = invariances._plan_ranges(question, 0, 1, 100.0)
-        assert [n for n, _ in used] == [invariances.MAX_TRIAL_IMAGES] * 2
+        assert [n for n, _ in used] == [invariances.TRIAL_IMAGES] * 2
         invariances._ranges(question, 0, images, steps)
     assert images > 1000 and steps > invariances.MIN_STEPS
     share = invariances.SPREAD_SHARE
     assert now[0] == pytest.approx(share * 100, abs=0.1)
-    least = sum(per_image * 1000 + step * s for s in invariances.TRIAL_STEPS) + per_image * 1000
+    trials = [per_image * invariances.TRIAL_IMAGES + step * s for s in invariances.TRIAL_STEPS]
+    least = sum(trials) + per_image * invariances.MIN_IMAGES
     assert needed == pytest.approx((least + invariances.MIN_STEPS * step) / share)
 
 

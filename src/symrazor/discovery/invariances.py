@@ -53,11 +53,12 @@ MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
 SPREAD_SHARE = 0.6
 """Share of this time for the ranges."""
-MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 4 * EVALUATIONS)
+MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 12 * EVALUATIONS)
 """Training steps below which ranges are not reported, and steps of two trials that are timed. Both
 have all evaluations, so that their difference is the time of steps alone."""
-MAX_TRIAL_IMAGES, EVALUATION_SHARE = 1000, 0.3
-"""Images of these trials, and the largest share of the time for evaluations of more images."""
+TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 250, 1000, 0.4
+"""Images of these trials, the fewest on which ranges are measured if there are as many, and the
+largest share of the time for evaluations of more images."""
 CHECK_SHARE, MAX_CHECK = 0.2, 2000
 """Share of the training images that confirm the transformations, and their largest number."""
 MIN_EPOCHS, MAX_EPOCHS = 8, 200
@@ -217,16 +218,16 @@ def _plan_ranges(
 ) -> tuple[int, int, float]:
     """Return images and training steps that fit into the time, and the least time that is needed.
 
-    The trial has few images: the evaluations of all of them take longer than its training steps.
+    The trial has few images: evaluations take most of its time.
     """
     began, n = clock.now(), min(len(question.train[1]), MAX_INPUTS)
-    trial_images = min(n, MAX_TRIAL_IMAGES)
+    trial_images, min_images = min(n, TRIAL_IMAGES), min(n, MIN_IMAGES)
     once, per_step = _cost_of_ranges(partial(_ranges, question, seed, trial_images), workers)
     trial_seconds = clock.now() - began
     per_image, limit = once / trial_images, SPREAD_SHARE * seconds - trial_seconds
-    images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, trial_images)
+    images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, min_images)
     steps = int((limit - images * per_image) / per_step)
-    needed = (trial_seconds + once + MIN_STEPS * per_step) / SPREAD_SHARE
+    needed = (trial_seconds + min_images * per_image + MIN_STEPS * per_step) / SPREAD_SHARE
     return images, steps, needed
 
 
