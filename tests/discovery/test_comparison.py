@@ -24,13 +24,15 @@ STRUCTURES = ("relaxed", "shared", "fully connected")
 class Trainings:
     """Take the place of `train_member`: the jobs, and members with a chosen advantage."""
 
-    def __init__(self, clock: "Clock", advantage: float) -> None:
+    def __init__(self, clock: "Clock", advantage: float, excluded: str = "") -> None:
         self.clock, self.advantage, self.jobs = clock, advantage, list[Job]()
+        self.excluded = excluded
 
     def __call__(self, shared: Any, job: Job) -> Any:
         self.jobs.append(job)
         self.clock.now += self.clock.seconds_per_job
         gain = self.advantage if job.structure != "shared" else 0.0
+        gain = -5.0 if job.structure == self.excluded else gain
         scores = torch.full((20,), -1.0, dtype=torch.float64)
         return SimpleNamespace(
             structure=job.structure,
@@ -67,6 +69,7 @@ def run(
     out: Path | None = None,
     timed: bool = True,
     planned_seconds: float = 0.0,
+    excluded: str = "",
 ) -> tuple[Compared, Trainings]:
     """Compare three stand-ins for trained structures within ten minutes."""
     data = some_data("set", n=100)
@@ -74,7 +77,7 @@ def run(
     costs = dict.fromkeys(STRUCTURES, COST) if timed else {}
     plan = Plan((40, 40), 80, planned_seconds, costs)
     clock = Clock(seconds_per_job)
-    trainings = Trainings(clock, advantage)
+    trainings = Trainings(clock, advantage, excluded)
     monkeypatch.setattr(comparison, "plan_question", lambda *_: (FitConfig(), plan))
     monkeypatch.setattr(comparison, "n_workers", lambda options: 1)
     monkeypatch.setattr(comparison, "train_member", trainings)
@@ -123,6 +126,20 @@ def test_more_starts_follow_while_undecided(
     assert compared.undecided
     assert compared.n_starts == trainings.starts == starts
     assert len(compared.members) == starts * len(STRUCTURES)
+
+
+def test_further_starts_leave_out_structures_that_are_excluded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rival that is far worse than the symmetric structure decides nothing."""
+    compared, _ = run(monkeypatch, 0.05, 10.0, excluded="fully connected")
+    starts = {
+        name: len([m for m in compared.members if m.structure == name]) for name in STRUCTURES
+    }
+    # A start of all networks takes 50 s, one without the excluded network 30 s.
+    assert starts == {"relaxed": 10, "shared": 10, "fully connected": 3}
+    (claim,) = compared.claims
+    assert (claim.rival, claim.starts) == ("relaxed", MAX_STARTS)
 
 
 def test_time_that_is_left_later_is_used_for_further_starts(

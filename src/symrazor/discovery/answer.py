@@ -349,23 +349,31 @@ def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
 
 
 def mean_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
-    """Return the nats per left-out sample by which the first predicts better, and the error."""
-    if len(first.left_out) != len(second.left_out) or len(first.left_out) < 2:
+    """Return the nats per left-out sample by which the first predicts better, and the error.
+
+    The starts that both have count.
+    """
+    others = {member.start: member.left_out for member in second.members}
+    gaps = [m.left_out - others[m.start] for m in first.members if m.start in others]
+    gap = torch.cat(gaps) if gaps else torch.zeros(0)
+    if len(gap) < 2:
         return None
-    gap = first.left_out - second.left_out
     return float(gap.mean()), float(gap.std()) / math.sqrt(len(gap))
 
 
 def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[Claim] = ()) -> str:
     """Return the name of the structure to use.
 
-    It is the best predictor of left-out samples, or one with more symmetry that predicts them as
+    Structures with fewer starts than others were excluded by then, and are not recommended. It is
+    the best predictor of left-out samples, or one with more symmetry that predicts them as
     well: up to two standard errors, or any if the symmetry is stated and its claim took the best
     predictor into account. Without left-out samples it is the structure with the highest evidence,
     or the one that it contains if their evidences are equal up to 3 nats or the scatter over
     starts.
     """
-    ranked = sorted(candidates, key=lambda c: -c.log_evidence)
+    most = max(len(c.members) for c in candidates)
+    complete = [c for c in candidates if len(c.members) == most]
+    ranked = sorted(complete, key=lambda c: -c.log_evidence)
     if mean_gain(ranked[0], ranked[-1]) is None:
         first = ranked[0]
         inner = next((c for c in ranked if c.name == family.contains.get(first.name)), first)

@@ -1,9 +1,9 @@
 """Compare the structures of a question: train several starts of each, side by side.
 
 All structures are trained in two phases from the first starts (`symrazor.discovery.members`). If a
-claim is then undecided and time is left, further starts follow, of all structures, until it is
-decided or the time for the comparison is used. What was done is written to a file, so that an
-interrupted run continues with the same trainings.
+claim is then undecided and time is left, further starts follow, until it is decided or the time for
+the comparison is used. They train the structures of the open comparisons only. What was done is
+written to a file, so that an interrupted run continues with the same trainings.
 """
 
 import contextlib
@@ -11,10 +11,13 @@ import json
 import math
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+
+import torch
+from torch import Tensor
 
 from symrazor.accelerate.devices import run_in_turn
 from symrazor.accelerate.workers import Workers
@@ -57,7 +60,7 @@ class Compared:
         plan: its plan.
         members: one training per structure and start.
         steps: decisions that depended on the clock.
-        seconds_per_start: time that one start of all structures took.
+        seconds_per_start: time that a start of all structures took.
     """
 
     comparison: Comparison
@@ -77,24 +80,51 @@ class Compared:
         quality: dict[str, float] = {}
         family = self.comparison.question.family
         for symmetry in family.symmetries:
-            nested = [k for k, inner in family.contains.items() if inner == symmetry.structure]
             implied_by = claims.get(symmetry.follows_from)
             if implied_by is not None and implied_by.holds is not False:
                 continue
-            claim = claim_of(symmetry, self.members, nested)
+            claim = claim_of(symmetry, self.members, self._nested(symmetry))
             best = self._prediction(symmetry)
             if claim is not None and best >= quality.get(symmetry.name, -math.inf):
                 claims[symmetry.name], quality[symmetry.name] = claim, best
         return tuple(claims.values())
 
+    def _nested(self, symmetry: Symmetry) -> list[str]:
+        """Return the structures that contain the one with the symmetry."""
+        contains = self.comparison.question.family.contains
+        return [name for name, inner in contains.items() if inner == symmetry.structure]
+
     def _prediction(self, symmetry: Symmetry) -> float:
-        """Return the log likelihood of left-out samples by the best structure that is compared."""
+        """Return the log likelihood per left-out sample by the best structure that is compared."""
         names = {symmetry.structure, *symmetry.rivals}
-        totals = dict.fromkeys(names, 0.0)
+        scores: dict[str, list[Tensor]] = {}
         for member in self.members:
-            if member.structure in names:
-                totals[member.structure] += float(member.left_out.sum())
-        return max(totals.values())
+            if member.structure in names and len(member.left_out):
+                scores.setdefault(member.structure, []).append(member.left_out)
+        return max((float(torch.cat(parts).mean()) for parts in scores.values()), default=0.0)
+
+    def open_structures(self) -> list[str]:
+        """Return the structures whose further starts can decide what is undecided."""
+        family = self.comparison.question.family
+        wanted: set[str] = set()
+        for claim in self.claims:
+            if claim.holds is None:
+                pairs = [s for s in family.symmetries if s.name == claim.name]
+                symmetry = next(s for s in pairs if s.structure == claim.structure)
+                wanted |= {symmetry.structure, *self._open_rivals(symmetry)}
+        wanted |= {family.contains[name] for name in wanted if name in family.contains}
+        return [structure.name for structure in family.structures if structure.name in wanted]
+
+    def _open_rivals(self, symmetry: Symmetry) -> list[str]:
+        """Return the rivals that can still decide against a symmetry.
+
+        The others are excluded: on their own, they would let the symmetry be stated. All are
+        returned if none is open, because something else is in doubt then.
+        """
+        alone = [replace(symmetry, rivals=(rival,)) for rival in symmetry.rivals]
+        nested = self._nested(symmetry)
+        claims = [claim for pair in alone if (claim := claim_of(pair, self.members, nested))]
+        return [c.rival for c in claims if not c.holds] or [c.rival for c in claims]
 
     @property
     def undecided(self) -> bool:
@@ -135,19 +165,27 @@ def add_starts(compared: Compared, options: Options, tell: Tell, seconds: float)
     with pool as workers, Interruption(comparison.folder is not None) as signals:
         deadline = began + seconds if compared.plan.costs else None
         runner = _Runner(workers, compared, signals, tell, options.starts, deadline)
+        every = [structure.name for structure in comparison.question.family.structures]
         if not compared.members:
-            runner.run(range(options.starts))
+            runner.run(range(options.starts), every)
         while compared.undecided and compared.plan.costs:
-            first = compared.n_starts
+            first, names = compared.n_starts, compared.open_structures()
             left = seconds - (clock.now() - began)
             wanted = min(max(2, 1 if workers is None else workers.count), MAX_STARTS - first)
-            fitting = int(left / max(compared.seconds_per_start, 1e-9))
+            share = _cost(compared.plan, names) / max(_cost(compared.plan, every), 1e-9)
+            fitting = int(left / max(share * compared.seconds_per_start, 1e-9))
             more = compared.steps.decide("more starts", max(0, min(wanted, fitting)))
             if not more:
                 break
-            tell(f"  undecided after {counted(first, 'start')}: training {more} more")
-            runner.run(range(first, first + more))
+            networks = f"{len(names)} of {counted(len(every), 'network')}"
+            tell(f"  undecided after {counted(first, 'start')}: training {more} more of {networks}")
+            runner.run(range(first, first + more), names)
     return compared.n_starts > n_before
+
+
+def _cost(plan: Plan, names: Iterable[str]) -> float:
+    """Return the training time of structures, per sample and epoch."""
+    return sum(plan.costs[name].training for name in names)
 
 
 @dataclass
@@ -186,20 +224,18 @@ class _Runner:
     n_planned: int
     deadline: float | None = None
 
-    def run(self, starts: Sequence[int]) -> None:
-        """Train all structures from these starts and add the results."""
+    def run(self, starts: Sequence[int], names: Sequence[str]) -> None:
+        """Train some structures from these starts and add the results."""
         began = clock.now()
         comparison, plan = self.compared.comparison, self.compared.plan
-        family = comparison.question.family
-        names = [structure.name for structure in family.structures]
-        epochs = plan.epochs[0]
+        family, epochs = comparison.question.family, plan.epochs[0]
         base = [name for name in names if name not in family.contains]
         first = self._train([Job(n, s, 0, epochs, None, False) for s in starts for n in base])
         # A slower run than planned, for example beside other programs, takes fewer epochs.
         epochs = plan.epochs[1]
         if plan.costs and plan.seconds:
-            share = sum(plan.costs[name].training for name in base)
-            share /= share + sum(cost.training for cost in plan.costs.values())
+            every = [name for name in plan.costs if name not in family.contains]
+            share = _cost(plan, base) / (_cost(plan, every) + _cost(plan, plan.costs))
             expected = share * plan.seconds * len(starts) / self.n_planned
             slowdown = (clock.now() - began) / expected if expected else 1.0
             shortest = min(epochs, MIN_EPOCHS)
@@ -211,7 +247,8 @@ class _Runner:
                 previous = first[family.contains.get(name, name), start]
                 jobs.append(Job(name, start, 1, epochs, previous))
         self.compared.members += self._train(jobs).values()
-        self.compared.seconds_per_start = (clock.now() - began) / len(starts)
+        if len(names) == len(family.structures):
+            self.compared.seconds_per_start = (clock.now() - began) / len(starts)
 
     def _train(self, jobs: Sequence[Job]) -> dict[tuple[str, int], Member]:
         members: dict[tuple[str, int], Member] = {}
