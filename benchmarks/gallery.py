@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from gallery_data import DATA
-from gallery_methods import METHODS, Problem
+from gallery_methods import METHODS, Problem, Result
 from symrazor.core.likelihood import calibration_error
 from symrazor.core.version import __version__
 
@@ -31,8 +31,8 @@ COLUMNS = [
     *("data", "n", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices"),
     *("network", "verdict", "claims"),
 ]
-Job = tuple[str, int, int, str]
-"""Data set, number of training samples, seed and method."""
+Job = tuple[str, int, int, tuple[str, ...]]
+"""Data set, number of training samples, seed, and methods that share a network."""
 
 
 def load(folder: Path, name: str, n: int, seed: int, seconds: float) -> Problem:
@@ -58,15 +58,25 @@ def stratified(y: torch.Tensor, seed: int) -> torch.Tensor:
     return position.argsort(stable=True)
 
 
-def measure(folder: Path, job: Job, seconds: float) -> list[Any]:
-    """Run a method and return its row."""
+def measure(folder: Path, job: Job, seconds: float) -> list[list[Any]]:
+    """Run methods one after the other and return their rows."""
     torch.set_num_threads(1)
-    name, n, seed, method = job
+    name, n, seed, methods = job
     problem = load(folder, name, n, seed, seconds)
-    started = time.process_time()
-    result = METHODS[method].run(problem)
-    minutes = (time.process_time() - started) / 60
-    f, y = result.log_probabilities.double(), problem.test[1]
+    rows, minutes = [], dict[str, float]()
+    for method in methods:
+        started = time.process_time()
+        result = METHODS[method].run(problem)
+        minutes[method] = (time.process_time() - started) / 60
+        minutes[method] += minutes.get(METHODS[method].after, 0.0)
+        row = _row(problem.test[1], method, result, minutes[method])
+        rows.append([name, n, seed, *row])
+    return rows
+
+
+def _row(y: torch.Tensor, method: str, result: Result, minutes: float) -> list[Any]:
+    """Return method, scores, choices and answer, in the order of the columns."""
+    f = result.log_probabilities.double()
     claims = "; ".join(
         f"{claim}: {'undecided' if holds is None else 'yes' if holds else 'no'} ({probability:.3f})"
         for claim, holds, probability in result.claims
@@ -78,7 +88,28 @@ def measure(folder: Path, job: Job, seconds: float) -> list[Any]:
         round(minutes, 2),
     ]
     choices = len(METHODS[method].choices)
-    return [name, n, seed, method, *scores, choices, result.network, result.verdict, claims]
+    return [method, *scores, choices, result.network, result.verdict, claims]
+
+
+def jobs(arguments: argparse.Namespace, known: set[Any]) -> list[Job]:
+    """Return what is to be measured, the largest size of every data set first."""
+    found = []
+    for seed in arguments.seeds:
+        for size in arguments.sizes:
+            for name in arguments.data:
+                for n in DATA[name].sizes[::-1][size : size + 1]:
+                    methods = [
+                        method
+                        for method in arguments.methods
+                        if (name, n, seed, method) not in known
+                        and DATA[name].kind in METHODS[method].kinds
+                    ]
+                    followers = {method for method in methods if METHODS[method].after}
+                    for method in methods:
+                        if METHODS[method].after not in methods:
+                            after = [m for m in followers if METHODS[m].after == method]
+                            found.append((name, n, seed, (method, *after)))
+    return found
 
 
 def describe(folder: Path, name: str) -> dict[str, Any]:
@@ -129,7 +160,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=tuple(METHODS), default=tuple(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--sizes", type=int, nargs="+", choices=range(3), default=[0, 1, 2])
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds of each method")
+    parser.add_argument("--seconds", type=float, default=60.0, help="CPU seconds of each method")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--limit", type=float, help="stop after so many seconds")
     parser.add_argument("--machine", default=f"{os.cpu_count()} CPU cores, one thread per method")
@@ -141,27 +172,19 @@ def main() -> None:
         rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
         write(rows, arguments)
     known = {tuple(row[:4]) for row in rows}
-    jobs = [
-        (name, n, seed, method)
-        for seed in arguments.seeds
-        for size in arguments.sizes
-        for name in arguments.data
-        for n in DATA[name].sizes[size : size + 1]
-        for method in arguments.methods
-        if (name, n, seed, method) not in known and DATA[name].kind in METHODS[method].kinds
-    ]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.workers, context) as pool:
         tasks = {
-            pool.submit(measure, arguments.folder, job, arguments.seconds): job for job in jobs
+            pool.submit(measure, arguments.folder, job, arguments.seconds): job
+            for job in jobs(arguments, known)
         }
         try:
             for task in as_completed(tasks, arguments.limit):
                 if task.exception() is not None:
                     print(tasks[task], repr(task.exception()), file=sys.stderr, flush=True)
                     continue
-                rows.append(task.result())
-                print(rows[-1], flush=True)
+                rows += task.result()
+                print(*task.result(), sep="\n", flush=True)
                 write(rows, arguments)
         except OutOfTime:
             unfinished = [job for task, job in tasks.items() if not task.done()]

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ TEMPERATURES = torch.logspace(0, 1, 41, dtype=torch.float64)
 Make = Callable[[], nn.Module]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A data set of the gallery as tensors, its kind, the groups to ask about, and a seed."""
 
@@ -216,6 +216,7 @@ def tuned(problem: Problem) -> Result:
     return Result((logits(model, test[0]) / heat).log_softmax(1), best.text)
 
 
+@lru_cache(1)  # `tuned` and `laplace` share one network
 def _tuned(problem: Problem) -> tuple[nn.Module, Setting, tuple[Tensors, Tensors], float]:
     """Return the network, its setting, standardised training and test data, and temperature."""
     train, test = standardised(problem)
@@ -402,19 +403,21 @@ class Method:
         run: returns its predictions.
         choices: what a person has to choose to use it.
         kinds: kinds of data that it takes.
+        after: method whose network it uses, and whose time counts.
     """
 
     title: str
     run: Callable[[Problem], Result]
     choices: tuple[str, ...]
     kinds: tuple[str, ...] = ("series", "image", "vector")
+    after: str = ""
 
 
 BY_HAND = ("networks", "learning rates", "weight decays", "augmentations")
 METHODS = {
     "discover": Method("symrazor discover", discover, ()),
     "tuned": Method("tuned CNN or MLP", tuned, BY_HAND),
-    "laplace": Method("tuned, with laplace-torch", laplace, (*BY_HAND, "posterior")),
+    "laplace": Method("tuned, with laplace-torch", laplace, (*BY_HAND, "posterior"), after="tuned"),
     "selected": Method(
         "cross-validated choice, same networks",
         selected,
