@@ -223,7 +223,6 @@ def test_fit_trains_inside_no_grad() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x.numpy(), r"x must be a tensor, got ndarray. Use torch.as_tensor\(x\)"),
         (lambda x: x.double(), r"of shape \[20, 3\] and dtype float64 \(its weights are float32"),
         (lambda x: x[:, :2], r"cannot process x, of shape \[20, 2\] and dtype float32"),
     ],
@@ -235,6 +234,12 @@ def test_predictions_of_invalid_inputs(
     fit = sr.fit(_model(), _data(), epochs=1)
     with pytest.raises(ValueError, match=message):
         fit.predict(change(_data()[0]), how)
+
+
+def test_predictions_take_arrays() -> None:
+    fit = sr.fit(_model(), _data(), epochs=1)
+    x = _data()[0]
+    torch.testing.assert_close(fit.predict(x.numpy()), fit.predict(x))
 
 
 @pytest.mark.parametrize("name", ["seed", "burn_in"])

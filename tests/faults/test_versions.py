@@ -38,9 +38,17 @@ def test_a_run_folder_of_an_earlier_version_is_read(golden: Path, tmp_path: Path
     cli.run(["report", str(run), "--quiet"])
     assert (run / "report.html").stat().st_size > 10_000
     cli.run(
-        ["export", str(run), "--format", "safetensors", "--out", str(tmp_path / "n"), "--quiet"]
+        [
+            "export",
+            str(run),
+            "--format",
+            "safetensors",
+            "--out",
+            str(tmp_path / "n.safetensors"),
+            "--quiet",
+        ]
     )
-    assert (tmp_path / "n").stat().st_size > 100
+    assert (tmp_path / "n.safetensors").stat().st_size > 100
 
 
 def test_a_newer_run_folder_is_refused_with_the_version_needed(tmp_path: Path) -> None:
