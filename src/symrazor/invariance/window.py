@@ -14,6 +14,10 @@ cross-entropy of the predictions, it does not count the error of the network as 
 On a line, amounts are limited to $[-a, a]$, and predictions near the ends are drawn to the middle.
 But if a movement takes an input exactly to the usual pose, the predicted mean is 0 for every range.
 The pose is therefore minus the amount at which the predicted mean changes its sign (`positions`).
+For a range v > 1 (in units of a), the mean is 0 wherever the sum of amount and pose is less than
+v - 1: nothing is known there. An input whose mean does not change its sign counts as beyond the
+ends. With means below $\mu$ = `MIN_MEAN` taken for 0, the sign changes for poses up to
+$\min(1 - \mu,\; 2 - 2\mu - v)$, so that ranges can be read up to $2 - 2\mu$.
 """
 
 import math
@@ -29,8 +33,8 @@ CELLS, WIDTHS = 180, 90
 """Cells of the histogram of differences, and tested ranges, on the circle."""
 ERROR_DEGREES, TYPICAL_ERROR = (2, 4, 6, 8, 11, 15, 20, 28, 36, 45), 8
 """Tested errors in degrees, and the mean of their exponential prior."""
-LINE_CELLS, MAX_LINE_RANGE = 18, 4.0
-"""Cells of the histogram on a line, and the largest tested range, in largest amounts."""
+LINE_CELLS, MIN_MEAN = 18, 0.1
+"""Cells of the histogram on a line, and smallest mean with a sign, in largest amounts."""
 LINE_ERRORS, TYPICAL_LINE_ERROR = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45), 0.12
 FAR = 100.0
 GOLDEN_RATIO = 0.5 * (math.sqrt(5) - 1)
@@ -62,13 +66,17 @@ def predicted_angles(log_p: Float[Tensor, "n bins"]) -> Float[Tensor, " n"]:
 def positions(log_p: Float[Tensor, "n draws bins"]) -> Float[Tensor, " n"]:
     """Return poses in [-1, 1] from predictions for amounts that fill the line evenly.
 
-    They are multiples of 2 / draws, spread evenly over that distance.
+    They are multiples of 2 / draws, spread evenly over that distance; at the ends, poses are 1 or
+    -1 or beyond.
     """
     n, draws, bins = log_p.shape
     amount = 2 * (torch.arange(bins, dtype=torch.float64) + 0.5) / bins - 1
-    pose = (log_p.double().exp() @ amount).sign().mean(1)
+    mean = log_p.double().exp() @ amount
+    above, below = ((sign * mean > MIN_MEAN).double().mean(1) for sign in (1, -1))
     spread = (GOLDEN_RATIO * torch.arange(n, dtype=torch.float64)).frac() - 0.5
-    return (pose + 2 / draws * spread).clamp(-1, 1)
+    pose = above - below + 2 / draws * spread
+    pose = torch.where(above == 0, -1.0, pose)
+    return torch.where(below == 0, 1.0, pose).clamp(-1, 1)
 
 
 def fit_window(angles: Float[Tensor, " n"]) -> Window:
@@ -95,9 +103,12 @@ def fit_line(positions: Float[Tensor, " n"]) -> Window:
     edges = 2 * torch.arange(LINE_CELLS + 1, dtype=torch.float64) / LINE_CELLS - 1
     edges[0], edges[-1] = -FAR, FAR
     steps = (torch.arange(WIDTHS, dtype=torch.float64) + 0.5) / WIDTHS
-    width = torch.cat([steps, 1 + (MAX_LINE_RANGE - 1) * steps])
+    width = torch.cat([steps, 1 + (1 - 2 * MIN_MEAN) * steps])
     error = torch.tensor(LINE_ERRORS, dtype=torch.float64)
-    density = _cell_probabilities(edges, width, error)
+    seen = torch.minimum(width, 2 - 2 * MIN_MEAN - width).clamp(max=1 - MIN_MEAN)
+    share = (seen / width).view(-1, 1, 1)
+    density = share * _cell_probabilities(edges, seen, error)
+    density[:, :, [0, -1]] += (1 - share) / 2
     prior = (-error / TYPICAL_LINE_ERROR).log_softmax(0)
     return _posterior(cells.bincount(minlength=LINE_CELLS), density, width, prior, None)
 
