@@ -87,6 +87,14 @@ def test_an_archive(server: tuple[Path, str], tmp_path: Path) -> None:
         download(Publisher(url, wanted, "all.tar.gz"), tmp_path / "out")
 
 
+@pytest.mark.parametrize("size", [0, 2, 3, 8, 30])
+def test_an_archive_that_ends_early(size: int, server: tuple[Path, str], tmp_path: Path) -> None:
+    folder, url = server
+    (folder / "all.tar.gz").write_bytes(gzip.compress(CONTENT)[:size])
+    with pytest.raises(ValueError, match=r"all\.tar\.gz (is not a complete tar|does not contain)"):
+        download(Publisher(url, (_file(),), "all.tar.gz"), tmp_path / "out")
+
+
 def test_the_command(
     server: tuple[Path, str],
     tmp_path: Path,

@@ -115,6 +115,20 @@ def test_invalid_architectures_are_rejected(
     assert not Path("ran").exists()
 
 
+def test_a_network_that_fails_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = {"weight": {"kind": "buffer", "shape": [1, 1], "dtype": "float32"}}
+    read = {"call": "tensor", "target": "weight"}
+    wrong = {"call": "function", "target": "sub", "arguments": [{"step": 1}, [1]]}
+    document = {"schema": 1, "network": graph_document(read, wrong, tensors=weight)}
+    (tmp_path / ARCHITECTURE).write_text(json.dumps(document))
+    save_file({"weight": torch.zeros(1, 1)}, tmp_path / WEIGHTS)
+    with pytest.raises(TypeError):
+        read_network(tmp_path)(torch.zeros(2))
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("text", ["", "[" * 100_000, '{"schema": 2, "network": {}}', "3"])
 def test_files_that_are_no_architecture(text: str, tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1, 1)}, tmp_path / WEIGHTS)

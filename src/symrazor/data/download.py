@@ -169,7 +169,8 @@ def _download_archive(
                 content = archive.extractfile(member) if file is not None else None
                 if file is not None and content is not None:
                     _write_verified(content, file, folder, show, address)
-    except (tarfile.TarError, zlib.error, EOFError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, TypeError) as error:
+        # TypeError: tarfile takes the code of a character that is missing in a short header
         raise ValueError(f"{address} is not a complete tar archive: {error}. Try again.") from error
     if missing:
         raise ValueError(f"{address} does not contain {next(iter(missing))}. Try another --url.")

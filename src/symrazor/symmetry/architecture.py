@@ -305,7 +305,9 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
     if [node.op == "output" for node in nodes] != [False] * (len(nodes) - 1) + [True]:
         raise ValueError(f"{where}: there must be one output, as the last step.")
     graph.lint()
-    return fx.GraphModule(root, graph, "Graph")
+    network = fx.GraphModule(root, graph, "Graph")
+    del type(network).__call__  # torch.fx prints tracebacks there; the class is of this network
+    return network
 
 
 def _decode(value: Any, nodes: list[fx.Node], place: str, depth: int = 0) -> Any:

@@ -10,6 +10,7 @@ from importlib import import_module
 
 if __name__ == "__main__":
     module, *arguments = sys.argv[1:]
+    sys.dont_write_bytecode = True  # a reader that imports something would write to a cache
     values = [int(text) if text.isdecimal() else text for text in arguments]
     outcome = import_module(f"harness.{module}").attack(*values)
     times = os.times()

@@ -6,6 +6,7 @@ An input is a function of the target and its number, so that each failure can be
 """
 
 import gc
+import io
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,6 +58,10 @@ _WRITE_EVENTS = (
 
 class Hang(BaseException):
     """Raised in a reader that does not end."""
+
+
+class PrintedTracebackError(Exception):
+    """Takes the place of an error, before which something printed a traceback."""
 
 
 class Guard:
@@ -164,7 +169,8 @@ class Fuzzer:
         if target.sealed:
             reseal(self.folder / "run")
         started = time.process_time()
-        with limited_memory(), self.guard.watching() as violations:
+        # In the folder: `shutil.rmtree` opens names relative to open folders.
+        with chdir(self.folder), limited_memory(), self.guard.watching() as violations:
             error = self._read(file)
         seconds = time.process_time() - started
         if seconds > MAX_SECONDS:
@@ -183,9 +189,10 @@ class Fuzzer:
         """Return the error of the reader."""
         try:
             signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
-            self.target.read(self.folder, file)
+            with redirect_stderr(io.StringIO()) as printed:
+                self.target.read(self.folder, file)
         except (Exception, Hang) as error:
-            return error
+            return error if "Traceback" not in printed.getvalue() else PrintedTracebackError(file)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         return None
