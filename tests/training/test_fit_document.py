@@ -69,6 +69,19 @@ def test_regression_on_vectors_writes_a_report(tmp_path: Path) -> None:
     assert not {"calibration", "examples", "filters", "collapse"} & set(data["questions"][0])
 
 
+def test_weights_of_samples_do_not_change_what_a_report_has(tmp_path: Path) -> None:
+    """The calibration and the examples need class labels, not labels with weights."""
+    torch.manual_seed(0)
+    x, y = torch.randn(30, 1, 6), torch.arange(30) % 2
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 2))
+    fit = sr.fit(net, (x, y), sample_weights=torch.ones(30), epochs=2, progress=False)
+    data = Page(fit.report(tmp_path / "page.html").read_text("utf-8")).data
+    (question,) = data["questions"]
+    assert data["task"] == "classification"
+    assert question["examples"]["labels"][:2] == ["0", "1"]
+    assert sum(question["calibration"]["count"]) == 30
+
+
 def test_notebooks_show_readings_and_fits(fitted: sr.Fit) -> None:
     text = fitted._repr_html_()
     assert repr(fitted).count("\n") == repr(fitted.reading).count("\n") == 0

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from symrazor.core.likelihood import Bernoulli, Categorical, confidence_sums
+from symrazor.core.likelihood import Bernoulli, Categorical, Likelihood, Weighted, confidence_sums
 from symrazor.core.version import __version__
 from symrazor.data import Tensors
 from symrazor.data.batches import Input, call
@@ -65,7 +65,7 @@ def document_of(
         command: command that produced the fit; by default the command of this process.
     """
     x = fit.data.x
-    is_classifier = isinstance(fit.razor.likelihood, (Categorical, Bernoulli))
+    is_classifier = isinstance(_without_weights(fit), Categorical | Bernoulli)
     return {
         "schema": SCHEMA,
         "kind": {2: "vector", 3: "series", 4: "image", 5: "volume"}.get(x.dim()),
@@ -111,9 +111,9 @@ def parts_of(
         "anchors": anchors_of(fit.model),
         **costs_of(fit),
     }
-    if isinstance(fit.razor.likelihood, Categorical):
+    if isinstance(_without_weights(fit), Categorical):
         some = slice(MAX_STREAMED if isinstance(fit.data.x, Column) else None)
-        x, y = (fit.data.x[some], fit.data.y[some]) if test is None else test
+        x, y = (fit.data.x[some], _labels(fit, fit.data.y[some])) if test is None else test
         with torch.no_grad():
             p = fit.predict(x).mean
         parts["calibration"] = {
@@ -123,9 +123,21 @@ def parts_of(
     return {key: value for key, value in parts.items() if value}
 
 
+def _without_weights(fit: "Fit") -> Likelihood:
+    likelihood = fit.razor.likelihood
+    return likelihood.each if isinstance(likelihood, Weighted) else likelihood
+
+
+def _labels(fit: "Fit", y: Tensor) -> Tensor:
+    """Return training labels without the weights of the samples."""
+    likelihood = fit.razor.likelihood
+    return likelihood.labels(y) if isinstance(likelihood, Weighted) else y
+
+
 def examples_of(fit: "Fit", classes: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the first training images or series with their labels; {} for other data."""
-    x, y = fit.data.x[:MAX_EXAMPLES].detach().cpu(), fit.data.y[:MAX_EXAMPLES].detach().cpu()
+    x = fit.data.x[:MAX_EXAMPLES].detach().cpu()
+    y = _labels(fit, fit.data.y[:MAX_EXAMPLES]).detach().cpu()
     if x.dim() == 3 and x.shape[1] == 1:
         x = x[:, 0]  # a series with one channel
     elif x.dim() != 4:

@@ -32,16 +32,17 @@ class Weighted(Likelihood):
         self.each = as_likelihood(each)
         self.has_classes = isinstance(self.each, Categorical | Ordinal)
 
-    def _labels(self, y: Tensor) -> Tensor:
+    def labels(self, y: Tensor) -> Tensor:
+        """Return the labels without the weights."""
         return y[:, 0].long() if self.has_classes else y[:, :-1]
 
     def nll(self, f: Outputs, y: Tensor) -> Float[Tensor, " n"]:
         """Return the weighted negative log likelihood of each sample."""
-        return y[:, -1] * self.each.nll(f, self._labels(y))
+        return y[:, -1] * self.each.nll(f, self.labels(y))
 
     def residual(self, f: Outputs, y: Tensor) -> Outputs:
         """Return the gradient of `nll` in `f`."""
-        return y[:, -1:] * self.each.residual(f, self._labels(y))
+        return y[:, -1:] * self.each.residual(f, self.labels(y))
 
     def hessian_root(self, f: Outputs) -> Columns:
         """Return the root for weight 1; `masked_root` multiplies it by the root of the weight."""
@@ -53,7 +54,7 @@ class Weighted(Likelihood):
 
     def empirical_root(self, f: Outputs, y: Tensor) -> Columns:
         """Return residuals times the root of the weight, as of repeated samples."""
-        return self.masked_root(self.each.empirical_root(f, self._labels(y)), y)
+        return self.masked_root(self.each.empirical_root(f, self.labels(y)), y)
 
     def sampled_root(
         self,
@@ -92,7 +93,7 @@ class Weighted(Likelihood):
 
     def scores(self, f: Outputs | Float[Tensor, "s n k"], y: Tensor) -> dict[str, float]:
         """Return the scores of the other likelihood, without weights."""
-        return self.each.scores(f, self._labels(y))
+        return self.each.scores(f, self.labels(y))
 
     def check(self, f: Tensor, y: Tensor) -> None:
         """Check labels and weights."""
@@ -103,7 +104,7 @@ class Weighted(Likelihood):
             )
         if not bool((y[:, -1] > 0).all()):
             raise ValueError("Weights must be positive. Leave out samples of weight 0.")
-        self.each.check(f, self._labels(y))
+        self.each.check(f, self.labels(y))
 
 
 def with_weights(y: Tensor, weights: Tensor) -> Float[Tensor, "n k+1"]:
