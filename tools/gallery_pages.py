@@ -8,16 +8,18 @@ from typing import Any
 METHODS = {
     "discover": "**symrazor discover**",
     "tuned": "tuned CNN or MLP",
+    "laplace": "the same, with laplace-torch",
     "selected": "cross-validated choice, same networks",
+    "augerino": "Augerino",
     "nearest": "1-NN",
     "nearest-shifted": "1-NN over all shifts",
 }
 """Methods in the order of the tables, and their titles."""
-TRAINED = ("discover", "tuned", "selected")
-"""Methods that train networks, with equal CPU time."""
 NUMBERS = {"accuracy %": 1, "NLL": 3, "ECE": 3, "CPU minutes": 1}
 """Column -> decimals."""
 Row = dict[str, Any]
+Compared = Mapping[str, Row]
+"""Method -> its row, for one data set and number of training samples."""
 
 
 def pages(result: Mapping[str, Any], remarks: Mapping[str, str], template: str) -> dict[str, str]:
@@ -29,55 +31,62 @@ def pages(result: Mapping[str, Any], remarks: Mapping[str, str], template: str) 
         template: text of the first page.
     """
     rows = [dict(zip(result["columns"], row, strict=True)) for row in result["rows"]]
-    names = [name for name in result["data"] if any(row["data"] == name for row in rows)]
-    texts = {}
-    for name in names:
-        own = [row for row in rows if row["data"] == name]
-        texts[name] = _page(result["data"][name], own, remarks.get(name, ""))
-    by_name = {name: [row for row in rows if row["data"] == name] for name in names}
-    return {"index": _index(result, by_name, template), **texts}
+    data: dict[str, dict[int, Compared]] = {}
+    for name in result["data"]:
+        sizes = sorted({row["n"] for row in rows if row["data"] == name})
+        parts = {n: [r for r in rows if (r["data"], r["n"]) == (name, n)] for n in sizes}
+        compared: dict[int, Compared] = {n: means(part) for n, part in parts.items()}
+        complete = {n: found for n, found in compared.items() if "discover" in found}
+        if complete:
+            data[name] = complete
+    texts = {
+        name: _page(result["data"][name], sizes, remarks.get(name, ""))
+        for name, sizes in data.items()
+    }
+    return {"index": _index(result, data, template), **texts}
 
 
 def means(rows: Sequence[Row]) -> dict[str, Row]:
     """Return for each method its row, with means over seeds."""
     found = {}
     for method in METHODS:
-        own = [row for row in rows if row["method"] == method]
-        if own:
-            numbers = {name: fmean(float(row[name]) for row in own) for name in NUMBERS}
-            found[method] = {**own[0], **numbers}
+        of_method = [row for row in rows if row["method"] == method]
+        if of_method:
+            numbers = {name: fmean(float(row[name]) for row in of_method) for name in NUMBERS}
+            found[method] = {**of_method[0], **numbers, "seeds": len(of_method)}
     return found
 
 
 def first_claim(row: Row) -> tuple[str, str]:
     """Return the answer to the first claim of a row of `discover`, and its probability."""
     answer, _, rest = row["claims"].partition(";")[0].partition(": ")[2].partition(" (")
+    if not rest:
+        return "", ""
     probability = float(rest.rstrip(")"))
     return answer, "above 99 %" if probability > 0.99 else f"{int(100 * probability)} %"
 
 
-def _page(data: Mapping[str, Any], rows: Sequence[Row], remark: str) -> str:
-    found = means(rows)
-    runs = [row for row in rows if row["method"] == "discover"]
-    seeds = len({row["seed"] for row in rows})
+def _page(data: Mapping[str, Any], sizes: Mapping[int, Compared], remark: str) -> str:
     shape = " x ".join(map(str, data["shape"]))
     lines = [f"# {data['title']}", "", f"**{data['question']}**", ""]
-    for row in runs:
-        probability = first_claim(row)[1]
-        which = f" (seed {row['seed']})" if len(runs) > 1 else ""
-        lines.append(f"- {row['verdict']} Probability {probability}{which}.")
-    size = f"{data['n']:,} training and {data['n_test']:,} test samples of {shape}"
-    lines += ["", f"{data['source']} {size}, {data['classes']} classes.", ""]
-    lines += [_table(found), "", _sentence(found)]
+    for n, found in sizes.items():
+        row = found["discover"]
+        _, probability = first_claim(row)
+        sure = f" Probability {probability}." if probability else ""
+        lines.append(f"- {n:,} training samples: {' '.join(row['verdict'].split())}{sure}")
+    about = f"{data['n_test']:,} test samples of {shape}, {data['classes']} classes."
+    lines += ["", f"{data['source']} {about}"]
     if remark:
         lines += ["", remark]
-    if seeds > 1:
-        lines += ["", f"Means over {seeds} seeds."]
-    lines += ["", "[All data sets and what the columns mean](index.md)"]
+    for n, found in sizes.items():
+        lines += ["", f"## {n:,} training samples", "", _table(found), "", _sentence(found)]
+    seeds = {found["discover"]["seeds"] for found in sizes.values()}
+    lines += ["", f"Seeds: {', '.join(map(str, sorted(seeds)))}."]
+    lines += ["[All data sets and what the columns mean](index.md)"]
     return "\n".join(lines) + "\n"
 
 
-def _table(found: Mapping[str, Row]) -> str:
+def _table(found: Compared) -> str:
     best = min(row["NLL"] for row in found.values())
     lines = [["method", *NUMBERS, "choices", "network"]]
     lines.append(["---"] * len(lines[0]))
@@ -89,67 +98,74 @@ def _table(found: Mapping[str, Row]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _sentence(found: Mapping[str, Row]) -> str:
+def _sentence(found: Compared) -> str:
     """Say who predicts best, by the negative log likelihood."""
-    ranked = sorted(found, key=lambda method: float(found[method]["NLL"]))
-    if "discover" not in found:
-        return "`discover` has no result for these data."
-    if ranked[0] == "discover":
+    rank, best = _rank(found), min(found, key=lambda method: float(found[method]["NLL"]))
+    if rank == 0:
         return "The network that `discover` delivers has the lowest NLL."
-    title = METHODS[ranked[0]]
-    place = f"is number {ranked.index('discover') + 1} of {len(ranked)}"
-    place = "has the highest NLL" if ranked[-1] == "discover" else place
-    return f"**Another method wins:** {title}. The network that `discover` delivers {place}."
+    place = f"is number {rank + 1} of {len(found)}"
+    if rank == len(found) - 1:
+        place = "has the highest NLL"
+    return (
+        f"**Another method wins:** {METHODS[best]}. The network that `discover` delivers {place}."
+    )
 
 
-def _index(result: Mapping[str, Any], by_name: Mapping[str, Sequence[Row]], template: str) -> str:
-    summaries = {name: means(rows) for name, rows in by_name.items()}
+def _index(
+    result: Mapping[str, Any], data: Mapping[str, Mapping[int, Compared]], template: str
+) -> str:
     table = [["data", "training samples", "verdict", "probability"]]
-    table[0] += ["NLL: discover", "tuned", "cross-validated", "1-NN", "accuracy %: discover"]
-    table[0] += ["best other"]
+    table[0] += ["NLL: discover", "best other", "which", "accuracy %: discover", "best other"]
     table.append(["---"] * len(table[0]))
-    table += [_index_row(name, result["data"][name], found) for name, found in summaries.items()]
+    for name, sizes in data.items():
+        link = f"[{result['data'][name]['title']}]({name}.md)"
+        table += [[link, f"{n:,}", *_index_row(found)] for n, found in sizes.items()]
     return Template(template).substitute(
-        summary=_summary(summaries),
+        summary=summary(data),
         table="\n".join(f"| {' | '.join(line)} |" for line in table),
         machine=result["machine"],
         version=result["version"],
         commands="\n".join(result["command"]),
-        names="\n".join(summaries),
+        names="\n".join(data),
     )
 
 
-def _summary(summaries: Mapping[str, Mapping[str, Row]]) -> str:
-    """Say how often `discover` is best and worst, on data that all trained methods have run."""
-    complete = [found for found in summaries.values() if set(TRAINED) <= set(found)]
-    lowest = sum(_rank(found) == 0 for found in complete)
-    trained = sum(_rank({m: found[m] for m in TRAINED}) == 0 for found in complete)
-    highest = sum(_rank(found) == len(found) - 1 for found in complete)
-    return (
-        "The network that `discover` delivers has the lowest negative log likelihood on "
-        f"{lowest} of {len(complete)} data sets, and on {trained} if only methods "
-        f"that train networks are compared. It has the highest on {highest}. It needs no choice of "
-        "a person."
-    )
+def summary(data: Mapping[str, Mapping[int, Compared]]) -> str:
+    """Say how often `discover` is best and worst."""
+    largest = [sizes[max(sizes)] for sizes in data.values()]
+    all_sizes = [found for sizes in data.values() for found in sizes.values()]
+    text = "With all training data of a data set, the network that `discover` delivers has the "
+    text += f"lowest negative log likelihood on {_lowest(largest)} of {len(largest)} data sets, "
+    text += f"and the highest on {_highest(largest)}. "
+    if len(all_sizes) > len(largest):
+        text += f"Over all sizes: lowest in {_lowest(all_sizes)} of {len(all_sizes)} comparisons, "
+        text += f"highest in {_highest(all_sizes)}. "
+    return text + "It needs no choice of a person."
 
 
-def _index_row(name: str, data: Mapping[str, Any], found: Mapping[str, Row]) -> list[str]:
-    row = [f"[{data['title']}]({name}.md)", f"{data['n']:,}"]
-    own = found.get("discover")
-    row += (
-        ["", ""] if own is None else [own["verdict"].split(":")[0].rstrip("."), first_claim(own)[1]]
-    )
-    best = min(entry["NLL"] for entry in found.values())
-    nearest = [found[m]["NLL"] for m in ("nearest", "nearest-shifted") if m in found]
-    values = [found[m]["NLL"] if m in found else None for m in TRAINED]
-    for value in [*values, min(nearest) if nearest else None]:
-        text = "" if value is None else f"{value:.3f}"
-        row.append(f"**{text}**" if value == best else text)
-    others = [entry["accuracy %"] for method, entry in found.items() if method != "discover"]
-    row.append("" if own is None else f"{own['accuracy %']:.1f}")
-    return [*row, f"{max(others):.1f}" if others else ""]
+def _lowest(comparisons: Sequence[Compared]) -> int:
+    return sum(_rank(found) == 0 for found in comparisons)
 
 
-def _rank(found: Mapping[str, Row]) -> int:
-    own = found["discover"]["NLL"]
-    return sum(entry["NLL"] < own for entry in found.values())
+def _highest(comparisons: Sequence[Compared]) -> int:
+    return sum(_rank(found) == len(found) - 1 for found in comparisons)
+
+
+def _index_row(found: Compared) -> list[str]:
+    """Return verdict, probability, and the scores of `discover` and of the best other methods."""
+    row, others = found["discover"], [entry for m, entry in found.items() if m != "discover"]
+    best = min(others, key=lambda entry: float(entry["NLL"]))
+    values = [f"{row['NLL']:.3f}", f"{best['NLL']:.3f}"]
+    winner = row["NLL"] > best["NLL"]
+    values[winner] = f"**{values[winner]}**"
+    verdict = " ".join(row["verdict"].split()).split(":")[0].rstrip(".")
+    accuracies = [row["accuracy %"], max(entry["accuracy %"] for entry in others)]
+    return [
+        *(verdict, first_claim(row)[1], *values, METHODS[best["method"]]),
+        *(f"{accuracy:.1f}" for accuracy in accuracies),
+    ]
+
+
+def _rank(found: Compared) -> int:
+    nll = found["discover"]["NLL"]
+    return sum(entry["NLL"] < nll for entry in found.values())

@@ -131,34 +131,36 @@ def test_known_answers_are_rendered_once_they_are_measured(
 
 
 def test_the_gallery_counts_ranks_and_names_the_winner(renderer: ModuleType) -> None:
-    columns = ["data", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices"]
+    columns = ["data", "n", "seed", "method", "accuracy %", "NLL", "ECE", "CPU minutes", "choices"]
     columns += ["network", "verdict", "claims"]
 
-    def row(data: str, seed: int, method: str, nll: str) -> list[object]:
+    def row(data: str, n: int, seed: int, method: str, nll: str) -> list[object]:
         claims = "translation: yes (0.994); other: no (0.970)" if method == "discover" else ""
-        return [data, seed, method, "90.0", nll, "0.010", "0.50", 1, "a CNN", "Invariant.", claims]
+        scores = ["90.0", nll, "0.010", "0.50", 1]
+        return [data, n, seed, method, *scores, "a CNN", "Invariant.", claims]
 
     rows = [
-        row("a", seed, method, nll)
-        for seed, values in ((0, "135"), (1, "357"))
+        row("a", n, seed, method, nll)
+        for n, seed, values in ((1200, 0, "135"), (1200, 1, "357"), (100, 0, "978"))
         for method, nll in zip(("discover", "tuned", "selected"), values, strict=True)
     ]
     rows += [
-        row("b", 0, method, nll)
+        row("b", 50, 0, method, nll)
         for method, nll in zip(("discover", "tuned", "selected", "nearest"), "3241", strict=True)
     ]
-    about = {"question": "Why?", "source": "Made.", "n": 1200, "n_test": 7, "shape": [1, 8],
-             "classes": 2}  # fmt: skip
+    rows.append(row("c", 50, 0, "tuned", "1"))  # not yet measured
+    about = {"question": "Why?", "source": "Made.", "n_test": 7, "shape": [1, 8], "classes": 2}
     result = {"columns": columns, "rows": rows, "machine": "m", "version": "v", "command": ["c d"],
-              "data": {name: {"title": name, **about} for name in "abc"}}  # fmt: skip
+              "data": {name: {"title": name, **about} for name in "abcd"}}  # fmt: skip
     template = (ROOT / "benchmarks" / "gallery.md.in").read_text()
     pages = renderer.gallery_pages.pages(result, {"b": "Because."}, template)
     assert set(pages) == {"index", "a", "b"}
-    assert "lowest negative log likelihood on 1 of 2 data sets, and on 1 if" in pages["index"]
-    assert "highest on 0." in pages["index"]
-    assert "| [a](a.md) | 1,200 | Invariant | above 99 % | **2.000** | 4.000 |" in pages["index"]
-    assert "- Invariant. Probability above 99 % (seed 1)." in pages["a"]
+    assert "likelihood on 1 of 2 data sets, and the highest on 0." in pages["index"]
+    assert "lowest in 1 of 3 comparisons, highest in 1." in pages["index"]
+    line = "| [a](a.md) | 1,200 | Invariant | above 99 % | **2.000** | 4.000 | tuned CNN or MLP |"
+    assert line in pages["index"]
+    assert "- 1,200 training samples: Invariant. Probability above 99 %." in pages["a"]
     assert "| **symrazor discover** | 90.0 | **2.000** | 0.010 | 0.5 | 1 | a CNN |" in pages["a"]
-    assert "delivers has the lowest NLL." in pages["a"] and "Means over 2 seeds." in pages["a"]
+    assert "delivers has the lowest NLL." in pages["a"] and "has the highest NLL" in pages["a"]
     assert "**Another method wins:** 1-NN." in pages["b"] and "is number 3 of 4" in pages["b"]
     assert "Because." in pages["b"]
