@@ -20,7 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "markdown_docstrings",
 ]
-exclude_patterns = ["_ext", "tutorials/*.ipynb"]
+exclude_patterns = ["_ext", "**/*.ipynb"]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "attrs_inline"]
 myst_heading_anchors = 3

@@ -1,6 +1,6 @@
-"""Render each tutorial page as a notebook with the same text, code and outputs.
+"""Render pages as notebooks with the same text, code and outputs.
 
-python tools/render_notebooks.py            # write docs/tutorials/*.ipynb
+python tools/render_notebooks.py            # write docs/*/*.ipynb
 python tools/render_notebooks.py --check    # exit with 1 if a notebook differs from its page
 """
 
@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
-PAGES = ("images", "series", "sets", "vectors", "trajectories")
+DOCS = Path(__file__).parents[1] / "docs"
+TUTORIALS = ("images", "series", "sets", "vectors", "trajectories")
+PAGES = (*(f"tutorials/{page}" for page in TUTORIALS), "how-to/your-own-loop", "how-to/audit")
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 """A block of code, and the block with its output if one follows."""
 
@@ -27,7 +28,7 @@ def render(page: str) -> str:
             cell = {"cell_type": kind, "id": f"cell-{len(cells)}", "metadata": {}, "source": lines}
             cells.append(cell | fields)
 
-    text, end = (TUTORIALS / f"{page}.md").read_text(), 0
+    text, end = (DOCS / f"{page}.md").read_text(), 0
     for block in CODE.finditer(text):
         add("markdown", text[end : block.start()])
         outputs = []
@@ -51,13 +52,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
     for page in PAGES:
-        file, notebook = TUTORIALS / f"{page}.ipynb", render(page)
+        file, notebook = DOCS / f"{page}.ipynb", render(page)
         if file.exists() and file.read_text() == notebook:
             continue
         if check:
             sys.exit(f"{file} differs from {page}.md. Run: python tools/render_notebooks.py")
         file.write_text(notebook)
-        print(f"wrote {file.relative_to(TUTORIALS.parents[1])}")
+        print(f"wrote {file.relative_to(DOCS.parent)}")
 
 
 if __name__ == "__main__":
