@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Method, estimate_curvature
-from symrazor.curvature.kernel import ROWS_KEY
+from symrazor.curvature.kernel import ROWS_KEY, Kernel
 from symrazor.linalg import kernel_solvers
 from symrazor.linalg.jacobian_rows import JacobianRows, SharedRows, inner_products, sums_positions
-from symrazor.linalg.kernel import Kernel
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -81,8 +81,8 @@ def test_unknown_and_duplicate_names_are_rejected() -> None:
 def test_matrices_beyond_the_free_memory_are_refused(
     structure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("symrazor.curvature.structures.CHECKED_BYTES", 1000)
-    monkeypatch.setattr("symrazor.curvature.structures.free_bytes", lambda: 2000)
+    monkeypatch.setattr("symrazor.curvature.gradient_structures.CHECKED_BYTES", 1000)
+    monkeypatch.setattr("symrazor.curvature.gradient_structures.free_bytes", lambda: 2000)
     model = nn.Linear(20, 2)
     x, y = torch.randn(100, 20), torch.arange(100) % 2
     with pytest.raises(ValueError, match=rf"structure='{structure}' needs a matrix of 4\d x 4\d"):

@@ -6,13 +6,21 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 
 from symrazor.curvature.ekfac import EkfacStructure
 from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.gradient_structures import (
+    BlockStructure,
+    DiagonalStructure,
+    FullStructure,
+    GradientStructure,
+)
 from symrazor.curvature.kernel import KernelStructure
-from symrazor.curvature.kronecker import KroneckerStructure
-from symrazor.curvature.structures import GradientStructure, Structure, register_structure
+from symrazor.curvature.structures import KroneckerStructure, Structure, register_structure
 from symrazor.curvature.task import Method
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 register_structure("kron", KroneckerStructure())
+register_structure("diag", DiagonalStructure())
+register_structure("block", BlockStructure())
+register_structure("full", FullStructure())
 register_structure("kernel", KernelStructure())
 register_structure("ekfac", EkfacStructure())
 

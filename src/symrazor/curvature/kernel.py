@@ -1,31 +1,67 @@
-r"""Collect the rows of the Jacobian for the kernel form of the evidence; see `linalg.kernel`.
+r"""Define the full Gauss-Newton matrix in kernel form: the structure "kernel".
 
-`structure="kernel"` is the full Gauss-Newton matrix, in the smaller of its two forms: one row per
-weight, or one row per sample and output. With `Method.block`, samples are cut into blocks of that
-many, in the order in which they are read or, with `Method.grouping`, within each class.
-`Method.outputs` treats outputs jointly, as independent, or reads one random output per batch: lower
-bounds of the evidence, proved in `linalg.kernel`. Pass data in random order.
+With the rows $J_t$ of every tensor t, the precision $\delta_t$ of its prior, $w_t = 1/\delta_t$ and
+$K_t = J_t J_t^\top$,
+
+$$ \log |I + \Delta^{-1} J^\top J| = \log |I + K|, \qquad K = \sum_t w_t K_t , $$
+
+a matrix with one row per sample and column of the root of the output Hessian, whatever the number
+of weights. The matrices $K_t$ are computed once. The value, the effective parameters
+$\gamma_t = w_t\, \mathrm{tr}\,[(I + K)^{-1} K_t]$ and MacKay's updates for any precisions then need
+no further pass over the data. `linalg.kernel_solvers` computes them.
+
+**Bounds.** $I + K$ is positive definite. Fischer's inequality bounds the determinant of such a
+matrix by the product of the determinants of its diagonal blocks. Leaving out the entries of K
+between blocks of samples, or between columns of the root, therefore never lowers the
+log-determinant, and never raises the evidence:
+
+1. Blocks that partition the samples give a lower bound of the evidence. Merging blocks tightens it;
+   one block is exact.
+2. Independent outputs (one block per column of the root) give a lower bound, too.
+3. A random subset of n of N samples as one block, its log-determinant times N/n, has as its
+   expectation the mean of (1) over all partitions into blocks of n. It is a lower bound in
+   expectation, not for each draw.
+4. One random column c of C for each batch, its log-determinant times C, is a lower bound in
+   expectation, too. Shifting the columns of all samples together, $c + j$ modulo C for
+   $j = 1 \ldots C$, gives C blocks that partition the rows, and all shifts are equally likely.
+5. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is not a lower bound.
+   As the log-determinant is concave and the mean of $(N/n) H_n$ is H, Jensen's inequality bounds
+   its expectation by $\log|I + \Delta^{-1} H|$ from above.
+
+**Subsets.** By (3) and (5) the log-determinant lies, in expectation, between
+$L = \log|I + (N/n) \Delta^{-1} H_n|$ and $U = (N/n) \log|I + \Delta^{-1} H_n|$, of the same subset,
+for which $L \le U$ always holds (Bernoulli's inequality for every eigenvalue). `SubsetKernel` uses
+$\sqrt{L U}$, which is not a bound. It is exact for n = N. Up to the deviations of L and U from
+their expectations, its relative error is at most $\sqrt{U/L} - 1$, which falls to 0 as n grows.
+
+`structure="kernel"` uses the smaller of two matrices: one row per weight, or one row per sample and
+output. With `Method.block`, samples are cut into blocks of that many, in the order in which they
+are read or, with `Method.grouping`, within each class. `Method.outputs` treats outputs jointly, as
+independent, or reads one random output per batch. Pass data in random order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.curvature.accumulate import Job, Key, Statistics
+from symrazor.curvature.gradient_structures import check_dense_size
 from symrazor.curvature.structures import (
     Cotangents,
     Gradients,
     Structure,
     add_gradients,
     as_job,
-    check_dense_size,
     layer_cotangents,
 )
 from symrazor.curvature.tape import Tape, Use, join
-from symrazor.linalg.blocks import Block, Dense
+from symrazor.linalg.blocks import Block, Dense, LogPrecisions
+from symrazor.linalg.eigen_jobs import Spectrum, eigenvalues, eigenvectors
 from symrazor.linalg.jacobian_rows import (
     BatchRows,
     DenseRows,
@@ -33,13 +69,25 @@ from symrazor.linalg.jacobian_rows import (
     Layout,
     Rows,
     SharedRows,
-    batch_tensors,
+    blocks_of_samples,
+    by_class,
+    split_outputs,
 )
-from symrazor.linalg.kernel import Kernel, SubsetKernel
+from symrazor.linalg.kernel_solvers import (
+    LowRankSolver,
+    Products,
+    Solver,
+    Weights,
+    accurate_solver,
+    cholesky,
+    plus_identity_,
+)
 
 if TYPE_CHECKING:
     from symrazor.curvature.task import CurvatureTask
 
+EXACT_ROWS = 1000
+"""Kernels with more rows are approximated from some of their columns."""
 ROWS_KEY: Key = ("", "J")
 
 
@@ -114,7 +162,7 @@ class KernelStructure(Structure):
         groups = [rows.batches] if method.grouping == "order" else by_class(rows.batches)
         for group in groups:
             for samples in blocks_of_samples(group, method.block or rows.n):
-                for part in _outputs(samples, method.outputs):
+                for part in split_outputs(samples, method.outputs):
                     factor = samples[0].stands_for * repeats
                     blocks.append(Kernel(shapes, part, scale / repeats, factor, layouts))
         return list(blocks)
@@ -131,36 +179,6 @@ def _weight_rows(a: Tensor, g: Tensor, layout: Layout) -> Rows:
     return DenseRows(shared.matrix(layout).unflatten(0, (n, c)))
 
 
-def blocks_of_samples(batches: Iterable[BatchRows], block: int) -> Iterator[list[BatchRows]]:
-    """Cut batches, in order, into blocks of this many samples; the last may be smaller."""
-    current: list[BatchRows] = []
-    missing = block
-    for batch in batches:
-        start = 0
-        while start < batch.n:
-            part = batch.select(slice(start, start + missing))
-            current.append(part)
-            start, missing = start + part.n, missing - part.n
-            if not missing:
-                yield current
-                current, missing = [], block
-    if current:
-        yield current
-
-
-def by_class(batches: Sequence[BatchRows]) -> Iterator[list[BatchRows]]:
-    """Yield the rows of each class."""
-    for label in sorted({label for batch in batches for label in batch.labels}):
-        parts = []
-        for batch in batches:
-            index = [i for i, other in enumerate(batch.labels) if other == label]
-            if index:
-                parts.append(
-                    batch.select(torch.tensor(index, device=batch_tensors(batch)[0].device))
-                )
-        yield parts
-
-
 def _class_labels(y: Tensor) -> tuple[int, ...]:
     """Return the class of each sample; raise ValueError for other labels."""
     if y.dim() != 1 or y.is_floating_point():
@@ -171,11 +189,236 @@ def _class_labels(y: Tensor) -> tuple[int, ...]:
     return tuple(y.tolist())
 
 
-def _outputs(samples: list[BatchRows], outputs: str) -> Iterator[JacobianRows]:
-    """Yield the rows of a block, together or for each output."""
-    if outputs != "independent":
-        yield JacobianRows(samples)
-        return
-    for column in range(samples[0].c):
-        part = slice(column, column + 1)
-        yield JacobianRows([s.select(slice(None), part) for s in samples])
+@dataclass
+class Kernel(Block):
+    """The full Gauss-Newton matrix of some samples in kernel form.
+
+    Args:
+        shapes: tensor name -> shape.
+        rows: rows of the Jacobian.
+        scale: factor of the Gauss-Newton matrix.
+        repeats: factor of the log-determinant, the size of the data set over the samples read.
+        layouts: tensor name -> map from blocks [k, o, i] to the layout of the parameter.
+        exact_rows: up to this many rows, no approximation is made.
+    """
+
+    shapes: dict[str, torch.Size]
+    rows: JacobianRows
+    scale: float = 1.0
+    repeats: float = 1.0
+    layouts: Mapping[str, Layout] = field(default_factory=dict, repr=False)
+    exact_rows: int = EXACT_ROWS
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.shapes)
+        self._kept_solver: Solver | None = None
+
+    def logdet(self, log_precision: LogPrecisions) -> Tensor:
+        r"""Return $\log|I + \Delta^{-1} H|$, differentiable in log precisions and rows."""
+        for name in self.names:
+            if log_precision[name].dim():
+                raise ValueError(
+                    f"Tensor {name} has one prior precision per weight, but the kernel form needs "
+                    "one per tensor. Use structure='full' or 'diag', or prior_groups='tensor'."
+                )
+        log_weights = torch.stack([-log_precision[name].double() for name in self.names])
+        if any(tensor.requires_grad for tensor in self.rows.tensors):
+            return self._differentiable_logdet(log_weights)
+        value: Tensor = _LogDeterminant.apply(log_weights, self)  # type: ignore[no-untyped-call]
+        return value
+
+    def _differentiable_logdet(self, log_weights: Float[Tensor, " t"]) -> Tensor:
+        root = (0.5 * log_weights).exp().unbind()
+        parts = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
+        B = torch.cat(parts, 1) * math.sqrt(self.scale)
+        K = B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device)
+        L: Tensor = torch.linalg.cholesky(K)
+        return self.repeats * 2 * L.diagonal().log().sum()
+
+    def residual(self, log_precision: LogPrecisions) -> float:
+        """Return the width of the interval that contains the log-determinant, in nats."""
+        if any(tensor.requires_grad for tensor in self.rows.tensors):
+            return 0.0  # computed without approximation
+        weights = self._weights(log_precision)
+        return self.repeats * self._solver(weights).residual(weights)
+
+    def _weights(self, log_precision: LogPrecisions) -> tuple[float, ...]:
+        return tuple(
+            self.scale * float((-log_precision[name].detach()).exp()) for name in self.names
+        )
+
+    def _solver(self, weights: Weights) -> Solver:
+        """Return the present solver if it is accurate for these weights, else a new one."""
+        solver = self._kept_solver
+        if solver is None or not solver.is_accurate(weights):
+            # Where some columns do not suffice, they will not for similar precisions either.
+            exact = isinstance(solver, LowRankSolver)
+            exact_rows = self.rows.size if exact else self.exact_rows
+            self._kept_solver = None  # frees its memory
+            solver = self._kept_solver = accurate_solver(self._products, weights, exact_rows)
+        return solver
+
+    @property
+    def _products(self) -> Products:
+        return Products(self.names, self.rows, self.layouts)
+
+    def jacobian(self, name: str) -> Float[Tensor, "m p"]:
+        """Return the rows of a tensor in float64."""
+        layout, width = self.layouts.get(name), self.shapes[name].numel()
+        parts = []
+        for batch in self.rows.batches:
+            part = batch.tensors.get(name)
+            if part is None:  # it does not act on the outputs
+                parts.append(
+                    torch.zeros(batch.size, width, dtype=torch.float64, device=self.device)
+                )
+            else:
+                parts.append(part.matrix(layout).double())
+        return torch.cat(parts)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the rows."""
+        return self.rows.tensors[0].device
+
+    def gauss_newton(self) -> Float[Tensor, "p p"]:
+        r"""Return H; for networks with fewer weights than rows."""
+        size = sum(shape.numel() for shape in self.shapes.values())
+        total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
+        for piece in self._products.pieces:
+            J = Kernel(self.shapes, JacobianRows([piece]), self.scale, layouts=self.layouts).whole
+            total = total + J.mT @ J
+        return total
+
+    # The posterior.
+
+    @property
+    def whole(self) -> Float[Tensor, "m p"]:
+        """Rows of all tensors side by side, scaled."""
+        root = math.sqrt(self.scale)
+        return torch.cat([self.jacobian(name) for name in self.names], 1) * root
+
+    @property
+    def _label(self) -> str:
+        return ", ".join(self.names)
+
+    @property
+    def _resolution(self) -> float:
+        return torch.finfo(self.rows.tensors[0].dtype).eps
+
+    @property
+    def spectrum(self) -> Float[Tensor, " m"]:
+        """Eigenvalues of H; zeros may be missing."""
+        J = self.whole
+        return eigenvalues(J @ J.mT, self._label, self._resolution)
+
+    def prepare(self) -> list[Spectrum]:
+        """Return no jobs: there are no eigenvalues."""
+        return []
+
+    def _deviations(self, log_precision: LogPrecisions) -> Float[Tensor, " p"]:
+        parts = [
+            (-0.5 * log_precision[name].detach()).exp().expand(shape).reshape(-1)
+            for name, shape in self.shapes.items()
+        ]
+        return torch.cat(parts)
+
+    def draw(
+        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
+    ) -> Float[Tensor, "s p"]:
+        r"""Multiply the noise by a root of the covariance.
+
+        With $B = J \Delta^{-1/2}$ and $B B^\top = U \lambda U^\top$,
+        $(I + B^\top B)^{-1/2} = I + B^\top U \frac{(1 + \lambda)^{-1/2} - 1}{\lambda} U^\top B$.
+        """
+        deviation = self._deviations(log_precision)
+        B = self.whole * deviation
+        values, vectors = eigenvectors(B @ B.mT, self._label, self._resolution)
+        root = (1 + values).sqrt()
+        shrinkage = -1 / (root * (1 + root))  # ((1 + x)^(-1/2) - 1) / x without cancellation
+        white = noise.double()
+        inside = (vectors * shrinkage) @ (vectors.mT @ (B @ white.mT))
+        return (white + (B.mT @ inside).mT) * deviation
+
+    def covariance(
+        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
+    ) -> Float[Tensor, "n c c"]:
+        r"""Return $\tilde J \tilde J^\top - \tilde J B^\top (I + B B^\top)^{-1} B \tilde J^\top$.
+
+        $\tilde J$ is the Jacobian scaled by the prior's standard deviations.
+        """
+        deviation = self._deviations(log_precision)
+        B, scaled = self.whole * deviation, jacobian.double() * deviation
+        L = cholesky(plus_identity_(B @ B.mT))
+        half: Tensor = torch.linalg.solve_triangular(L, B @ scaled.flatten(0, 1).mT, upper=False)
+        explained: Tensor = half.mT.unflatten(0, scaled.shape[:2])
+        return scaled @ scaled.mT - explained @ explained.mT
+
+
+@dataclass
+class SubsetKernel(Block):
+    r"""The log-determinant of all data from a subset: the geometric mean of two bounds.
+
+    Args:
+        scaled: the matrix of the subset, scaled to all data.
+        repeats: size of the data set over that of the subset.
+    """
+
+    scaled: Kernel
+    repeats: float
+
+    def __post_init__(self) -> None:
+        self.names = self.scaled.names
+
+    def bounds(self, log_precision: LogPrecisions) -> tuple[Tensor, Tensor]:
+        """Return L and U, see above."""
+        unscaled = {name: log_precision[name] + math.log(self.repeats) for name in self.names}
+        return self.scaled.logdet(log_precision), self.repeats * self.scaled.logdet(unscaled)
+
+    def logdet(self, log_precision: LogPrecisions) -> Tensor:
+        """Return the geometric mean of both bounds; their mean where they are almost zero."""
+        lower, upper = self.bounds(log_precision)
+        if float(lower.detach()) <= torch.finfo(torch.float64).eps:
+            return (lower + upper) / 2
+        return (lower * upper).sqrt()
+
+    @property
+    def spectrum(self) -> Float[Tensor, " m"]:
+        """Eigenvalues of the scaled matrix; zeros may be missing."""
+        return self.scaled.spectrum
+
+    def prepare(self) -> list[Spectrum]:
+        """Return no jobs: there are no eigenvalues."""
+        return []
+
+    def draw(
+        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
+    ) -> Float[Tensor, "s p"]:
+        """Draw from the posterior of the scaled matrix."""
+        return self.scaled.draw(log_precision, noise)
+
+    def covariance(
+        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
+    ) -> Float[Tensor, "n c c"]:
+        """Return the covariance of the posterior of the scaled matrix."""
+        return self.scaled.covariance(log_precision, jacobian)
+
+
+class _LogDeterminant(torch.autograd.Function):
+    """Compute log|I + K|; its derivatives in the log weights are the effective parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, log_weights: Float[Tensor, " t"], kernel: Kernel) -> Tensor:
+        """Return the value."""
+        ctx.kernel = kernel
+        ctx.weights = tuple((kernel.scale * log_weights.exp()).tolist())
+        value = kernel._solver(ctx.weights).value(ctx.weights)
+        return value * kernel.repeats
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Return the effective parameters times the gradient."""
+        kernel: Kernel = ctx.kernel
+        slopes = kernel._solver(ctx.weights).slopes(ctx.weights)
+        weights = slopes.new_tensor(ctx.weights)
+        return gradients[0] * kernel.repeats * weights * slopes, None

@@ -1,4 +1,4 @@
-r"""Define the structures of the curvature, and the diagonal, the dense and the full one.
+r"""Define what a structure of the curvature is, and the default one: Kronecker factors.
 
 With inputs $a$ and cotangents $g$ in the weight-sharing format, and one cotangent $g_c$ per column
 of the root of the output Hessian, the exact GGN of a weight is
@@ -16,10 +16,12 @@ the sums over all batches (`build`):
 | H | $JJ^\top$ | "block", "full"; biases and norm scales under "kron" |
 | h | $J \circ J$ | "diag" |
 
-`kronecker`, `ekfac` and `kernel` define the other structures. A bias has $a = 1$, so that
-$J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
+Under "kron" the block of a weight is $G_k \otimes A_k / \text{count}$, with sums over samples and
+shared uses ("expand") or of their sums and means over shared uses ("reduce", Eschenhagen et al.
+2023). A bias has $a = 1$, so that $J_{nc}[k, o] = \sum_s g_c$ and its block is exact and cheap.
 
-To add a structure, subclass `Structure` or `GradientStructure` and call `register_structure`.
+`gradient_structures`, `ekfac` and `kernel` define the other structures. To add one, subclass
+`Structure` or `GradientStructure` and call `register_structure`.
 """
 
 from abc import ABC, abstractmethod
@@ -32,20 +34,23 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
-from symrazor.core.files import free_bytes
-from symrazor.curvature.accumulate import BatchSums, Job, Key, Statistics
-from symrazor.curvature.tape import Tape, Use
-from symrazor.linalg.blocks import Block, Dense, Diag
+from symrazor.curvature.accumulate import BatchSums, Job, Statistics, add
+from symrazor.curvature.tape import Tape, Use, widened
+from symrazor.curvature.weight_sharing import Layer
+from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
     from symrazor.curvature.task import CurvatureTask, Method
 
-FULL_KEY: Key = ("", "H")
 MAX_DENSE_ENTRIES = 4096
 """Under "kron", biases and norm scales with more entries get a diagonal block."""
-CHECKED_BYTES = 1 << 30
-"""The free memory is compared with dense matrices from this size on."""
+COLUMNS_PER_JOB = 3
+"""Columns of the root per job under "kron": rows of small factors are multiplied together."""
+MIN_INPUT_SHARE = 1 / 8
+"""Smallest part of the samples that an input factor is computed from (`Method.input_rows`)."""
+MAX_COLLECTED_ENTRIES = 2**18
+"""Cotangents with at most this many entries are collected before they are multiplied."""
 
 Cotangents = Iterable[tuple[list[Use], list[Tensor]]]
 """Calls of one layer and their cotangents, for every column of the root and every layer."""
@@ -53,20 +58,6 @@ Bases = dict[str, Block]
 """Blocks of the first of two passes, by tensor."""
 Gradients = dict[str, list[Tensor]]
 """Per-sample gradients [n, p] of each tensor, one entry per column of the root."""
-
-
-def check_dense_size(columns: int, structure: str, device: torch.device) -> None:
-    """Raise ValueError before a float64 matrix is formed that exceeds the free memory.
-
-    For a GPU, torch raises an error that names the memory.
-    """
-    needed = 8 * columns**2
-    if device.type == "cpu" and needed > CHECKED_BYTES and needed > free_bytes():
-        raise ValueError(
-            f"structure={structure!r} needs a matrix of {columns:,} x {columns:,} numbers "
-            f"({needed / 2**30:,.1f} GiB), but only {free_bytes() / 2**30:,.1f} GiB of memory are "
-            "free. Use structure='kron', or freeze weights."
-        )
 
 
 class Structure(ABC):
@@ -166,81 +157,6 @@ class Structure(ABC):
         return [as_job(partial(sums, columns), keep_graph) for columns in parts]
 
 
-class GradientStructure(Structure):
-    """A structure whose sums are computed from per-sample gradients of every tensor."""
-
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
-        """Return the sums of one batch over some columns of the root."""
-        gradients: Gradients = {}
-        for uses, gs in cotangents:
-            formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
-            add_gradients(gradients, uses, gs, formed, uses[0].layer.tensors, keep_graph)
-        return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
-
-    @abstractmethod
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
-        """Return the sums of per-sample gradients [(c n), p], by tensor."""
-
-    def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
-    ) -> list[Block]:
-        """Build one block per tensor."""
-        return [tensor_block(task, sums, name, scale) for name in task.tensors]
-
-
-class DiagonalStructure(GradientStructure):
-    """The diagonal of the GGN."""
-
-    runs_in_threads = True
-
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
-        """Sum the squares of the gradients."""
-        return {(name, "h"): j.double().square().sum(0) for name, j in gradients.items()}
-
-
-class BlockStructure(GradientStructure):
-    """One dense block per tensor."""
-
-    def check_size(self, theta: Mapping[str, Tensor]) -> None:
-        """Raise ValueError if a block does not fit the free memory."""
-        for value in theta.values():
-            check_dense_size(value.numel(), "block", value.device)
-
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
-        """Sum the outer products of the gradients, by tensor."""
-        return {(name, "H"): Factor.of_rows(j.unsqueeze(1)) for name, j in gradients.items()}
-
-
-class FullStructure(GradientStructure):
-    """One dense block for all tensors."""
-
-    def check_size(self, theta: Mapping[str, Tensor]) -> None:
-        """Raise ValueError if the block does not fit the free memory."""
-        size = sum(value.numel() for value in theta.values())
-        check_dense_size(size, "full", next(iter(theta.values())).device)
-
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
-        """Sum the outer products of the concatenated gradients."""
-        theta, any_j = task.theta, next(iter(gradients.values()))
-        rows = [  # zeros for a layer that does not act on the outputs: a path that is off
-            gradients.get(name, any_j.new_zeros(len(any_j), theta[name].numel()))
-            for name in task.tensors
-        ]
-        # Products in float64: rounding noise would count as information for a small precision.
-        return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).double().unsqueeze(1))}
-
-    def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
-    ) -> list[Block]:
-        """Build the one block."""
-        shapes = {name: task.theta[name].shape for name in task.tensors}
-        H = sums[FULL_KEY]
-        assert isinstance(H, Factor)
-        return [Dense(shapes, H.matrix[0] * scale, task.resolution)]
-
-
 STRUCTURES: dict[str, Structure] = {}
 """Structures by the name that users give as `structure=`."""
 
@@ -250,11 +166,6 @@ def register_structure(name: str, structure: Structure) -> None:
     if name in STRUCTURES:
         raise ValueError(f"A curvature structure named {name!r} exists already: choose another.")
     STRUCTURES[name] = structure
-
-
-register_structure("diag", DiagonalStructure())
-register_structure("block", BlockStructure())
-register_structure("full", FullStructure())
 
 
 def add_exact_sums(sums: Statistics, gradients: Gradients) -> None:
@@ -323,3 +234,177 @@ def add_gradients(
     for name in names:
         j = torch.stack([part[name] for part in parts if name in part]).sum(0)
         gradients.setdefault(name, []).append(j)
+
+
+class KroneckerStructure(Structure):
+    """Kronecker factors for weights; exact blocks for biases, norm scales and shaping tensors."""
+
+    columns_per_job = COLUMNS_PER_JOB
+    runs_in_threads = True
+    replayable = True
+    supports_weight_precisions = False
+
+    def input_jobs(
+        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
+    ) -> tuple[list[Job], list[Job]]:
+        """Return the jobs of the input factors A."""
+        by_layer: dict[str, list[Use]] = {}
+        for use in tape.uses:
+            if use.factored_weight is not None:
+                by_layer.setdefault(use.factored_weight, []).append(use)
+        first: list[Job] = []
+        last: list[Job] = []
+        for weight, uses in by_layer.items():
+            release = not keep_graph and _input_exceeds_factor(uses)
+            sums = partial(_input_sums, task, weight, uses, release, keep_graph)
+            (first if release else last).append(as_job(sums, keep_graph))
+        return first, last
+
+    def collect(
+        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
+    ) -> Statistics:
+        """Return the output factors G, and H or h of all other tensors."""
+        sums: Statistics = {}
+        gradients: Gradients = {}
+        small: dict[str, list[Tensor]] = {}  # rows of G, one entry per column
+        shared: dict[str, str] = {}  # biases whose H is the G of their weight
+        for uses, gs in cotangents:
+            layer, weight = uses[0].layer, uses[0].factored_weight
+            formed = [use.outputs(g) for use, g in zip(uses, gs, strict=True)]
+            exact = [name for name in layer.tensors if name != weight]
+            if weight is not None and layer.bias is not None and _used_once(formed):
+                shared[layer.bias] = weight
+                exact.remove(layer.bias)
+            add_gradients(gradients, uses, gs, formed, exact, keep_graph)
+            if weight is None:
+                continue
+            for rows in _rows_of_G(task, uses, gs, formed):
+                flat = rows.reshape(-1, *rows.shape[-2:])
+                if rows.numel() <= MAX_COLLECTED_ENTRIES:
+                    small.setdefault(weight, []).append(flat)
+                else:
+                    add(sums, (weight, "G"), Factor.of_rows(flat))
+        for name, parts in small.items():
+            add(sums, (name, "G"), Factor(parts))
+        add_exact_sums(sums, gradients)
+        for bias, weight in shared.items():
+            sums[bias, "H"] = sums[weight, "G"]
+        return sums
+
+    def build(
+        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+    ) -> list[Block]:
+        """Build a Kronecker block per weight and an exact block for every other tensor."""
+        blocks: list[Block] = []
+        for layer in task.layers:
+            for name in layer.tensors:
+                if name != layer.factored_weight:
+                    _check_format_is_known(sums, name)
+                    blocks.append(tensor_block(task, sums, name, scale))
+                    continue
+                block = _kronecker_block(task, sums, layer, scale)
+                bias = blocks[-1] if layer.bias is not None else None
+                if isinstance(bias, Dense) and isinstance(block, Kron):
+                    _share_spectrum(sums, bias, block, scale)
+                blocks.append(block)
+        return blocks
+
+
+def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scale: float) -> Block:
+    name, form = str(layer.weight), layer.form
+    A, G = sums.get((name, "A")), sums.get((name, "G"))
+    if not (isinstance(A, Factor) and isinstance(G, Factor)):  # the layer was never used
+        return tensor_block(task, sums, name, scale)
+    if task.method.blocks == "averaged":
+        G = G.averaged()
+    count = sums[name, "count"]
+    assert isinstance(count, Tensor)
+    return Kron(name, A, G, scale / float(count), task.resolution, form.to_blocks, form.from_blocks)
+
+
+def _check_format_is_known(sums: Statistics, name: str) -> None:
+    """Raise ValueError if only other processes have recorded the format of a parameter."""
+    if (name, "A") in sums:
+        raise ValueError(
+            f"The operations of {name} were not recorded in this process, because it read no data. "
+            "Give every process at least one batch."
+        )
+
+
+def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -> None:
+    """Reuse the eigenvalues of a weight's G for its bias if both have the same factor."""
+    if sums[bias.names[0], "H"] is sums[weight.name, "G"]:
+        bias.known_spectrum = lambda: scale * weight.spectrum_G[0]
+
+
+def _rows_of_G(
+    task: "CurvatureTask", uses: list[Use], gs: list[Tensor], formed: list[Tensor]
+) -> list[Tensor]:
+    """Return cotangents as the method's flavour needs them, [n, ..., k, o] each."""
+    if task.method.flavour == "reduce":
+        return [torch.stack([g.sum(1) for g in formed]).sum(0)]
+    if task.method.copies == "expand":
+        return formed
+    return [use.summed_output(g) for use, g in zip(uses, gs, strict=True)]
+
+
+def _used_once(formed: Sequence[Tensor]) -> bool:
+    """Return whether a weight is used once per sample, so that G is also H of the bias."""
+    positions, blocks, features = formed[0].shape[1:]
+    return len(formed) == positions == blocks == 1 and features <= MAX_DENSE_ENTRIES
+
+
+def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
+    """Return whether the inputs take more memory than A and are needed for nothing else."""
+    layer, form = uses[0].layer, uses[0].layer.form
+    if form.weight is None or form.input_factor is not None or layer.shaping:
+        return False
+    k, _, i = form.to_blocks(getattr(layer.module, form.weight).detach()).shape
+    return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
+
+
+def _sample_step(task: "CurvatureTask", weight: str, uses: Sequence[Use]) -> int:
+    """Return k such that every k-th sample of a batch gives enough rows for the input factor."""
+    wanted, expected, samples = task.method.input_rows, task.expected, len(uses[0].x)
+    if wanted is None or expected is None or task.method.flavour == "reduce":
+        return 1
+    if any(use.copies > 1 or len(use.x) != samples or use.y_shape[0] != samples for use in uses):
+        return 1
+    k, _, i = uses[0].form.to_blocks(task.theta[weight].detach()).shape
+    rows = sum(use.rows for use in uses) / samples * expected
+    share = max(wanted * k * i / rows, MIN_INPUT_SHARE)
+    return max(1, min(int(1 / share), samples))
+
+
+def _input_sums(
+    task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
+) -> Statistics:
+    """Return A and its count for one weight, then release the inputs if nothing else needs them."""
+    method = task.method
+    inputs = [use.input if keep_graph else use.input.detach() for use in uses]
+    step = _sample_step(task, weight, uses)
+    inputs = [x[::step] for x in inputs]
+    if method.flavour == "reduce":
+        parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
+        positions = sum(a.shape[1] for a in parts)
+        mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
+        factors, count = [Factor.of_rows(mean)], len(mean)
+    else:
+        reduced = method.copies == "reduce"
+        if reduced:
+            inputs = [use.mean_input(x) for use, x in zip(uses, inputs, strict=True)]
+        factors = [
+            Factor.of_matrix(use.form.input_factor(widened(x)))
+            if use.form.input_factor
+            else Factor.of_rows(use.form.inputs(widened(x)))
+            for use, x in zip(uses, inputs, strict=True)
+        ]
+        per_sample = [use.rows // len(use.x) for use in uses]
+        count = sum(rows * len(x) for rows, x in zip(per_sample, inputs, strict=True))
+    sums: Statistics = {(weight, "count"): torch.tensor(float(count), dtype=torch.float64)}
+    for factor in factors:
+        add(sums, (weight, "A"), factor)
+    if release:
+        for use in uses:
+            use.release_input()
+    return sums

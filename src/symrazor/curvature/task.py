@@ -75,7 +75,7 @@ class Method:
         grouping: whether "kernel" makes blocks of consecutive samples ("order") or of samples with
             the same label ("class").
         scaling: how "kernel" scales a subset to all data: its "matrix", or "geometric", the mean of
-            two bounds of the log-determinant (see `linalg.kernel`).
+            two bounds of the log-determinant (see `curvature.kernel`).
     """
 
     structure: str = "kron"

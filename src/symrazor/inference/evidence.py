@@ -23,8 +23,8 @@ from torch import Tensor
 from symrazor.core.errors import DivergenceError
 from symrazor.core.prior import Prior
 from symrazor.curvature.estimate import Curvature
+from symrazor.curvature.kernel import Kernel, SubsetKernel
 from symrazor.curvature.task import Method
-from symrazor.linalg.kernel import Kernel, SubsetKernel
 
 ByName = Mapping[str, Tensor]
 

@@ -1,7 +1,7 @@
 r"""Take evidence steps from one mini-batch, of the size that a wanted relative error needs.
 
 With `structure="kernel"` and `scaling="geometric"`, a random subset of the data gives two figures
-L and U, between which the log-determinant of all data lies in expectation (`linalg.kernel`), and
+L and U, between which the log-determinant of all data lies in expectation (`curvature.kernel`), and
 their geometric mean as the estimate. `minibatch_size` doubles the subset until
 $\sqrt{U/L} - 1$ is at most the wanted relative error. The step then follows the gradient of the
 estimate; its cost does not depend on the size of the data set.
@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 
 from symrazor.core.parameters import weights
+from symrazor.curvature.kernel import SubsetKernel
 from symrazor.data.batches import Loader
 from symrazor.inference.evidence import Evidence, log_curvatures
 from symrazor.inference.razor import Razor
-from symrazor.linalg.kernel import SubsetKernel
 
 FIRST_SAMPLES = 32
 """Size of the first mini-batch."""

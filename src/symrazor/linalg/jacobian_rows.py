@@ -19,7 +19,7 @@ $$ \langle J_{nc}, J_{md} \rangle
 two matrix products for each pair of positions. For many, the rows are formed, some at a time.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -312,3 +312,43 @@ def _by_positions(left: SharedRows, right: SharedRows) -> Float[Tensor, "nc md"]
                 inputs = (a[here] @ b[there].T).reshape(n, 1, m, 1)
                 total = total.addcmul((g[here] @ h[there]).reshape(n, c, m, d), inputs)
     return total.reshape(n * c, m * d)
+
+
+def blocks_of_samples(batches: Iterable[BatchRows], block: int) -> Iterator[list[BatchRows]]:
+    """Cut batches, in order, into blocks of this many samples; the last may be smaller."""
+    current: list[BatchRows] = []
+    missing = block
+    for batch in batches:
+        start = 0
+        while start < batch.n:
+            part = batch.select(slice(start, start + missing))
+            current.append(part)
+            start, missing = start + part.n, missing - part.n
+            if not missing:
+                yield current
+                current, missing = [], block
+    if current:
+        yield current
+
+
+def by_class(batches: Sequence[BatchRows]) -> Iterator[list[BatchRows]]:
+    """Yield the rows of each class."""
+    for label in sorted({label for batch in batches for label in batch.labels}):
+        parts = []
+        for batch in batches:
+            index = [i for i, other in enumerate(batch.labels) if other == label]
+            if index:
+                parts.append(
+                    batch.select(torch.tensor(index, device=batch_tensors(batch)[0].device))
+                )
+        yield parts
+
+
+def split_outputs(samples: list[BatchRows], outputs: str) -> Iterator[JacobianRows]:
+    """Yield the rows of a block, together or for each output."""
+    if outputs != "independent":
+        yield JacobianRows(samples)
+        return
+    for column in range(samples[0].c):
+        part = slice(column, column + 1)
+        yield JacobianRows([s.select(slice(None), part) for s in samples])
