@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from symrazor.cli import app as cli
-from symrazor.data import flip_and_crop
+from symrazor.data import digits, flip_and_crop
 from symrazor.experiments import ella, ella_tables
 from symrazor.experiments.__main__ import main
 from symrazor.experiments.ella import Options
+from symrazor.experiments.images import validation_images
 from symrazor.experiments.registry import EXPERIMENTS, options_type
 from symrazor.experiments.results import add_runs, markdown, merged, read_runs
 from symrazor.training.events import read_events
@@ -159,6 +160,18 @@ def test_both_tasks_of_table_1_have_the_same_images() -> None:
     assert torch.equal(quadrants[0], tests[1][0])
     assert torch.equal(tests[0][1] % 10, digit[1])
     assert int(tests[0][1].max()) == 39
+    assert torch.equal(digit[0] > 0, ella_tables.data_1("digit", options, 0)[0][0] > 0)
+    assert not torch.equal(digit[0] > 0, ella_tables.data_1("digit", options, 1)[0][0] > 0)
+
+
+def test_settings_are_chosen_on_training_images_that_are_left_out() -> None:
+    (train, test), (x, y) = validation_images((torch.arange(12.0), torch.arange(12))), digits()
+    assert train[1].tolist() == list(range(10)) and test[0].tolist() == [10.0, 11.0]
+    options = Options(small=True, rows=("digit/conv/map",), epochs=1, validation=True)
+    job = next(ella._jobs(ella_tables.TABLE_1, [ella_tables.TABLE_1.rows[1]], options))
+    used, left_out = job.args[-1]  # type: ignore[attr-defined]
+    assert len(used[1]) + len(left_out[1]) == len(y) and len(left_out[1]) == len(y) // 6
+    assert torch.equal(left_out[1], y[len(used[1]) :]) and len(x) == len(y)
 
 
 def test_diverged_run_is_saved(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def _answer_image(question: Question, data: Dataset, options: Options, tell: Tel
     if not wants_invariances(data, options):
         return answer_question(question, options, tell)
     began, available = clock.now(), 60 * options.minutes
-    share = TIME_SHARE / 2 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
+    share = TIME_SHARE / 3 if len(question.train[1]) >= LARGE_SAMPLES else TIME_SHARE
     shorter = options.change(minutes=(1 - share) * options.minutes)
     compared = compare(question, shorter, tell)
     answer, compare_seconds = compared_answer(question, compared, options), clock.now() - began

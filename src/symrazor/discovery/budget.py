@@ -49,7 +49,9 @@ MIN_EPOCHS, MAX_STEPS, MAX_EPOCHS = 12, 1000, 200
 The Laplace approximation is valid at a mode. Weights that are still on their way favour the network
 that fits soonest. So epochs take precedence over samples.
 """
-MIN_SAMPLES = 500
+MIN_SAMPLES, MIN_LARGE_SAMPLES = 500, 5000
+"""Fewest samples of a comparison, if there are as many; the same for large data sets, which take
+fewer epochs instead: what their left-out samples say about few data need not hold for many."""
 LEFT_OUT_SHARE = 0.2
 """Share of the training samples that each start leaves out and predicts."""
 MAX_LEFT_OUT = 5000
@@ -67,7 +69,7 @@ MIN_EXACT_MINUTES = 0.5
 MAX_GPU_WORKERS = 4
 """Trainings that share a GPU; small networks leave most of it idle."""
 
-COMPARISON_SHARES, LARGE_COMPARISON_SHARES = (0.4, 0.65), (0.3, 0.35)
+COMPARISON_SHARES, LARGE_COMPARISON_SHARES = (0.4, 0.65), (0.4, 0.45)
 """Share of the time for the first starts, and for all starts if the decision is close; the same for
 large data sets, whose final training needs the time."""
 LARGE_SAMPLES = 10_000
@@ -133,7 +135,8 @@ class Plan:
     @property
     def steps(self) -> int:
         """Training steps of each start."""
-        return training_steps(sum(self.epochs), self.samples)
+        n = self.samples
+        return sum(epochs * math.ceil(n / phase_batch_size(n, epochs)) for epochs in self.epochs)
 
 
 @dataclass(frozen=True)
@@ -155,17 +158,23 @@ class FinalPlan:
     @property
     def steps(self) -> int:
         """Training steps."""
-        return training_steps(self.epochs, self.samples)
+        return self.epochs * math.ceil(self.samples / batch_size(self.samples))
 
 
 def batch_size(n: int) -> int:
     """Return a power of 2 between 16 and 128 that gives at least 20 steps per epoch if possible."""
-    return 1 << min(7, max(4, int(math.log2(max(1, n / 20)))))
+    return _power_of_2(n / 20)
 
 
-def training_steps(epochs: int, n: int) -> int:
-    """Return the number of optimiser steps."""
-    return epochs * math.ceil(n / batch_size(n))
+def phase_batch_size(n: int, epochs: int) -> int:
+    """Return the batch size of a phase: a few epochs on many samples need smaller batches."""
+    if n < MIN_LARGE_SAMPLES:
+        return batch_size(n)
+    return min(batch_size(n), _power_of_2(n * epochs / (MIN_STEPS / 2)))
+
+
+def _power_of_2(size: float) -> int:
+    return 1 << min(7, max(4, int(math.log2(max(1, size)))))
 
 
 def evidence_interval(epochs: int, max_steps: int) -> int:
@@ -230,7 +239,7 @@ def plan_comparison(
 ) -> Plan:
     """Return the plan with the most epochs that fit, the same for all structures.
 
-    Samples are reduced before a phase falls below `MIN_EPOCHS`.
+    Samples are reduced before a phase falls below `MIN_EPOCHS`, but not below the fewest samples.
 
     Args:
         costs: structure -> cost.
@@ -250,7 +259,8 @@ def plan_comparison(
 
     limit = PLANNED_SHARE * seconds
     samples = training_samples(n)
-    samples = most_samples(samples, lambda n: total(n, MIN_EPOCHS) <= limit, MIN_SAMPLES)
+    fewest = MIN_LARGE_SAMPLES if n >= LARGE_SAMPLES else MIN_SAMPLES
+    samples = most_samples(samples, lambda n: total(n, MIN_EPOCHS) <= limit, fewest)
     max_epochs = min(MAX_EPOCHS, max(25, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
     epochs = max((e for e in range(1, max_epochs + 1) if total(samples, e) <= limit), default=1)
     return Plan((epochs, epochs), samples, total(samples, epochs), costs)

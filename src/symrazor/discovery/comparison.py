@@ -26,6 +26,7 @@ from symrazor.core.validation import counted
 from symrazor.discovery.budget import (
     DAMAGED,
     MIN_EPOCHS,
+    MIN_LARGE_SAMPLES,
     Plan,
     comparison_shares,
     n_workers,
@@ -238,7 +239,7 @@ class _Runner:
             share = _cost(plan, base) / (_cost(plan, every) + _cost(plan, plan.costs))
             expected = share * plan.seconds * len(starts) / self.n_planned
             slowdown = (clock.now() - began) / expected if expected else 1.0
-            shortest = min(epochs, MIN_EPOCHS)
+            shortest = min(epochs, MIN_EPOCHS) if plan.samples < MIN_LARGE_SAMPLES else 1
             epochs = max(shortest, round(epochs / max(1.0, slowdown)))
         epochs = self.compared.steps.decide("epochs", epochs)
         jobs = []

@@ -32,8 +32,8 @@ from symrazor.data import TensorLoader, Tensors
 from symrazor.discovery.budget import (
     EVIDENCE_STEPS,
     MAX_LEFT_OUT,
-    batch_size,
     evidence_interval,
+    phase_batch_size,
 )
 from symrazor.discovery.question import Question, Structure, folds_of, select, slug, subsample
 from symrazor.inference.evidence import Evidence
@@ -198,7 +198,9 @@ def train_member(comparison: Comparison, job: Job) -> Member:
         config,
         epochs=job.epochs,
         every=evidence_interval(job.epochs, EVIDENCE_STEPS),
-        batch_size=config.batch_size if question.config else batch_size(len(inside)),
+        batch_size=config.batch_size
+        if question.config
+        else phase_batch_size(len(inside), job.epochs),
         seed=seed + job.phase,
         start=config.start if previous is None else "given",
         evidence_structure=config.evidence_structure if job.is_compared else None,

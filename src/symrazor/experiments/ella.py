@@ -16,7 +16,7 @@ import symrazor as sr
 from symrazor.core.errors import CurvatureError
 from symrazor.core.files import check_writable_file, check_writable_folder
 from symrazor.experiments.ella_figures import draw
-from symrazor.experiments.images import Images
+from symrazor.experiments.images import Images, validation_images
 from symrazor.experiments.options import OfOfficialData, OfTable, parse_settings
 from symrazor.experiments.results import Run, check_figures, gather, markdown, merged, read_runs
 from symrazor.layers.ella import Prior, ella_network
@@ -37,6 +37,8 @@ class Options(OfOfficialData, OfTable):
         figure: Folder for figures of the rows with relaxed layers, see `ella_figures`.
         set: Changes of the training, for example lr=0.01 every=3 (see FitConfig and RazorConfig).
         events: Folder for one JSON-lines file per run with a record of every epoch.
+        validation: Test on the last sixth of the training images, which are left out, to choose
+            settings without the test images.
     """
 
     epochs: int | None = None
@@ -44,6 +46,7 @@ class Options(OfOfficialData, OfTable):
     figure: Path | None = None
     set: tuple[str, ...] = ()
     events: Path | None = None
+    validation: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Table:
     Args:
         name: Name of the command.
         rows: All rows.
-        data: Function from task and options to training and test data on the CPU.
+        data: Function from task, options and seed to training and test data on the CPU.
         config: Function from row and `small` to training options.
         alpha: Width of the network on the real data and on the embedded digits.
         more: Function from runs of one size to text after the table.
@@ -86,7 +89,7 @@ class Table:
 
     name: str
     rows: Sequence[Row]
-    data: Callable[[str, Options], Images]
+    data: Callable[[str, Options, int], Images]
     config: Callable[[Row, bool], sr.FitConfig]
     alpha: tuple[int, int] = (10, 4)
     more: Callable[[Sequence[Run]], str] | None = None
@@ -134,13 +137,15 @@ def _check_checkpoints(options: Options, runs: int) -> None:
 
 
 def _jobs(table: Table, rows: Sequence[Row], options: Options) -> Iterator[Callable[[], Run]]:
-    """Yield one job for each row and seed; the data of one task at a time are in memory."""
-    task: str | None = None
-    for row in rows:
-        if row.task != task:
-            task, data = row.task, table.data(row.task, options)
+    """Yield one job for each row and seed; one task with one seed at a time is in memory."""
+    for task in dict.fromkeys(row.task for row in rows):
         for seed in options.seed:
-            yield partial(run_row, table, row, options, seed, data)
+            data = table.data(task, options, seed)
+            if options.validation:
+                data = validation_images(data[0])
+            for row in rows:
+                if row.task == task:
+                    yield partial(run_row, table, row, options, seed, data)
 
 
 def run_row(table: Table, row: Row, options: Options, seed: int, data: Images) -> Run:
@@ -156,6 +161,7 @@ def run_row(table: Table, row: Row, options: Options, seed: int, data: Images) -
     result: Run = {"row": row.name, "seed": seed, "small": options.small, "alpha": alpha}
     result |= {"epochs": config.epochs, "parameters": sum(p.numel() for p in model.parameters())}
     result |= {"config": _plain(config), "device": _device_name(config.device)}
+    result["config"]["validation"] = options.validation
     callbacks = []
     if options.events is not None:
         file = options.events / f"{row.name.replace('/', '_')}-{seed}.jsonl"

@@ -24,7 +24,7 @@ from symrazor.data import (
 )
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
 from symrazor.experiments.ella import Options, Row, Table
-from symrazor.experiments.images import Images, embedded, official, transformed
+from symrazor.experiments.images import Images, data_seeds, embedded, official, transformed
 from symrazor.experiments.results import Run, table
 from symrazor.layers.ella import FREE_PRECISION, Prior
 
@@ -77,14 +77,16 @@ def _row_1(name: str) -> Row:
     )
 
 
-def data_1(task: str, options: Options) -> Images:
-    """Return training and test images; the quadrants are drawn with seeds 1 and 0 for every run."""
+def data_1(task: str, options: Options, seed: int = 0) -> Images:
+    """Return training and test images; every seed draws other quadrants."""
     kind: Literal["digit", "quadrant"] = "digit" if task == "digit" else "quadrant"
+    train_seed, test_seed = data_seeds(seed)
     if options.small:
         train, test = embedded()
-        return on_canvas(*train, seed=1, task=kind), on_canvas(*test, seed=0, task=kind)
+        train = on_canvas(*train, seed=train_seed, task=kind)
+        return train, on_canvas(*test, seed=test_seed, task=kind)
     train, test = official("mnist", options)
-    return quadrants(*train, kind, seed=1), quadrants(*test, kind, seed=0)
+    return quadrants(*train, kind, seed=train_seed), quadrants(*test, kind, seed=test_seed)
 
 
 def config_1(row: Row, small: bool) -> sr.FitConfig:
@@ -132,7 +134,7 @@ def _rows_2(name: str) -> list[Row]:
     return _rows(name, "images", paths, FIGURES_2[name], prior)
 
 
-def data_2(task: str, options: Options) -> Images:
+def data_2(task: str, options: Options, seed: int = 0) -> Images:
     """Return CIFAR-10, normalised, or the embedded digits resized to 16 x 16."""
     if options.small:
         return embedded(16)
@@ -164,7 +166,7 @@ TABLE_2 = Table(
 
 
 # Table 3: each layer of F-FC+CONV+GCONV with width 2 chooses between no symmetry, translations, and
-# quarter turns. Images are transformed once, with seeds 1 (training) and 0 (test) for every run.
+# quarter turns. Images are transformed once; every seed draws other transformations.
 
 FIGURES_3: dict[str, Figures] = {
     "mnist": (0.172, 97.59, 0.023, 99.21, 0.328),
@@ -184,7 +186,7 @@ SHARES_3 = {
 PATHS_3 = ("FFC", "Conv", "GConv p4")
 
 
-def data_3(task: str, options: Options) -> Images:
+def data_3(task: str, options: Options, seed: int = 0) -> Images:
     """Return training and test images of 32 x 32, normalised, or embedded digits of 16 x 16."""
     name = "mnist" if "mnist" in task else "cifar-10"
     shift = 3.0 if options.small else MAX_SHIFT_PIXELS[name]
@@ -196,7 +198,8 @@ def data_3(task: str, options: Options) -> Images:
             x = translated(x, shift, seed)
         return x if options.small else resized(normalised(x, name), 32)
 
-    return transformed(embedded(16) if options.small else official(name, options), change)
+    sets = embedded(16) if options.small else official(name, options)
+    return transformed(sets, change, data_seeds(seed))
 
 
 def config_3(row: Row, small: bool) -> sr.FitConfig:

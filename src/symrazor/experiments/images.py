@@ -35,12 +35,23 @@ def embedded(size: int = 8) -> Images:
     return sets if size == 8 else transformed(sets, lambda x, _: resized(x, size))
 
 
+def data_seeds(seed: int) -> tuple[int, int]:
+    """Return the seeds of the transformations of training and test images; no two are equal."""
+    return 2 * seed + 1, 2 * seed
+
+
 def transformed(
     sets: Images, change: Callable[[Tensor, int], Tensor], seeds: tuple[int, int] = (1, 0)
 ) -> Images:
     """Apply a function of (images, seed) to training and test images, once for all."""
     train, test = ((change(x, seed), y) for (x, y), seed in zip(sets, seeds, strict=True))
     return train, test
+
+
+def validation_images(train: Tensors) -> Images:
+    """Return training images without the last sixth, and the last sixth."""
+    (x, y), kept = train, len(train[1]) - len(train[1]) // 6
+    return (x[:kept], y[:kept]), (x[kept:], y[kept:])
 
 
 def on_device(sets: Images, device: str) -> Images:

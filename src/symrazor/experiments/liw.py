@@ -12,7 +12,7 @@ from torch import Tensor
 from symrazor.core.validation import json_ready
 from symrazor.data import normalised, rotated, scaled, translated
 from symrazor.data.transforms import MAX_SHIFT_PIXELS
-from symrazor.experiments.images import Images, embedded, official
+from symrazor.experiments.images import Images, data_seeds, embedded, official
 from symrazor.experiments.options import OfOfficialData, OfTable
 from symrazor.experiments.results import Run, add_runs
 from symrazor.invariance import InvariantWeights
@@ -93,16 +93,16 @@ VERSIONS: dict[str, Callable[[Tensor, int, float], Tensor]] = {
 """Version of a data set -> function of (images, seed, largest shift) that transforms them."""
 
 
-def load(name: str, versions: Sequence[str], options: Options) -> tuple[Data, Data]:
+def load(name: str, versions: Sequence[str], options: Options, seed: int = 0) -> tuple[Data, Data]:
     """Return training and test data in several versions, on the device.
 
-    Every image is transformed once: training data with seed 1, test data with seed 0.
+    Every image is transformed once; every seed draws other transformations.
     """
     device = options.resolved_device
     parts = []
-    for (x, y), seed in zip(_images(name, options), (1, 0), strict=True):
+    for (x, y), drawn in zip(_images(name, options), data_seeds(seed), strict=True):
         shift = MAX_SHIFT_PIXELS[name] * x.shape[-1] / (32 if name == "cifar-10" else 28)
-        sets = [VERSIONS[version](x.to(device), seed, shift) for version in versions]
+        sets = [VERSIONS[version](x.to(device), drawn, shift) for version in versions]
         if name == "cifar-10":
             sets = [normalised(images, name) for images in sets]
         parts.append(Data.of([(images, y) for images in sets], device))

@@ -108,9 +108,9 @@ def run(options: Options) -> str:
     check(NAME, options)
     runs: list[Run] = []
     for version in options.choose(VERSIONS):
-        train, test = load("mnist", (version,), options)
-        x, x_test = train.x[0].flatten(1), test.x[0].flatten(1)
         for seed in options.seed:
+            train, test = load("mnist", (version,), options, seed)
+            x, x_test = train.x[0].flatten(1), test.x[0].flatten(1)
             fitted = fit(x, train.y[0], options, seed)
             bound, _ = scores(fitted, x, train.y[0])
             _, accuracy = scores(fitted, x_test, test.y[0])

@@ -99,7 +99,7 @@ def run_seed(options: Options, seed: int) -> list[Run]:
     """Train the requested rows, all at once."""
     names = options.choose(f"{version}/{row}" for row in PAPER for version in VERSIONS)
     cells = [name.split("/") for name in names]
-    data = load("mnist", VERSIONS, options)
+    data = load("mnist", VERSIONS, options, seed)
     angles = [START if row == "learned" else float(row.split()[1]) for _, row in cells]
     members = [Member(VERSIONS.index(version), row == "learned") for version, row in cells]
     plan = schedule(options, seed)

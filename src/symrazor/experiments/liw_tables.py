@@ -94,8 +94,8 @@ class Table:
             rows = [row for row in ROWS if f"{version}/{row}" in names]
             # The MLP needs no transformations and is trained on its own.
             groups = [[row for row in rows if (row == "MLP") == plain] for plain in (True, False)]
-            data = load(self.data, (version,), options)
             for seed in options.seed:
+                data = load(self.data, (version,), options, seed)
                 for group in filter(None, groups):
                     runs += _train(self, options, version, group, seed, data)
         return markdown(self, runs)
