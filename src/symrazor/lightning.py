@@ -38,9 +38,8 @@ from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import eval_mode, hyperparameters, weights
 from symrazor.core.validation import matches_type
 from symrazor.data.batches import Input, loader_sizes, map_tensors
-from symrazor.inference.evidence import Evidence
+from symrazor.inference.evidence import Evidence, record_of
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import record_of
 from symrazor.symmetry.reading import Reading, read
 from symrazor.training.events import scalars
 from symrazor.training.optimisers import check_optimiser, step_sizes

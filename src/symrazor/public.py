@@ -14,10 +14,9 @@ from symrazor.core.prior import GaussianPrior, Prior
 from symrazor.core.version import __version__
 from symrazor.discovery.api import discover
 from symrazor.discovery.result import Discovery
-from symrazor.inference.evidence import Evidence
+from symrazor.inference.evidence import Evidence, RazorConfig
 from symrazor.inference.exact import exact_evidence
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import RazorConfig
 from symrazor.invariance.learned_augmentation import learn_augmentation
 from symrazor.symmetry.collapse import collapse
 from symrazor.symmetry.equivariance import equivariance_error

@@ -8,7 +8,7 @@ import pytest
 
 import symrazor as sr
 from symrazor.data import flip_and_crop
-from symrazor.inference.razor_config import RazorConfig
+from symrazor.inference.evidence import RazorConfig
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig, from_document, read_config
 
 

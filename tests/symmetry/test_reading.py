@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import digits
-from symrazor.inference.evidence import Evidence
-from symrazor.inference.razor_config import latest_razor
+from symrazor.inference.evidence import Evidence, latest_razor
 from symrazor.layers import FC, FFC, Conv, Relaxed, path_groups
 from symrazor.symmetry.equivariance import layer_errors
 from symrazor.symmetry.reading import SCHEMA, Reading, read

@@ -16,7 +16,7 @@ from torch import nn
 
 import symrazor as sr
 from symrazor.data import digits
-from symrazor.inference.razor_config import record_of
+from symrazor.inference.evidence import record_of
 from symrazor.training.events import JsonLines, TensorBoard, read_events, scalars
 
 RECORD: dict[str, Any] = {"epoch": 3, "nll": 0.25, "precisions": {"0.weight": 2.0, "é": 1.0}}

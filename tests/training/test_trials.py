@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
+from symrazor.core.parameters import copy_state
 from symrazor.data import Tensors
-from symrazor.inference.razor_config import copy_state
 from symrazor.layers import FC, FFC, SFC, Conv, Relaxed
 from symrazor.layers import Path as LayerPath
 from symrazor.training import trials

@@ -4,10 +4,12 @@ Weights $\theta$ are integrated out; hyperparameters $\eta$ maximise the evidenc
 hyperparameter if and only if it lives in a `Hyper` module. Names of parameters play no role.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,3 +128,11 @@ def eval_mode(model: object) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict whose tensors (and other values) are copies."""
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
+        for key, value in state.items()
+    }

@@ -37,7 +37,7 @@ from symrazor.data.batches import (
 )
 
 AUTO = "auto"
-"""Structure that a `Razor` chooses by its cost; see `inference.razor_config`."""
+"""Structure that a `Razor` chooses by its cost; see `inference.evidence`."""
 KERNEL_OPTIONS = {"block": None, "outputs": "joint", "grouping": "order", "scaling": "matrix"}
 """Options of "kernel" and their defaults."""
 DEFAULT_MEMORY = 1.0
@@ -53,7 +53,7 @@ class Method:
     Args:
         structure: "kron" (Kronecker factors), "ekfac" (second moments in their eigenbasis), "diag",
             "block" (dense per tensor), "full", "kernel" (full, over samples), a name given to
-            `register_structure`, or, for a `Razor`, "auto" (see `inference.razor_config`).
+            `register_structure`, or, for a `Razor`, "auto" (see `inference.evidence`).
         estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
             (gradients at the true labels; cheap, but not the curvature: for comparison).
         samples: probes per sample for "mc".

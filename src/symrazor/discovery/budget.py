@@ -30,7 +30,7 @@ from symrazor.discovery.question import (
     Tell,
     groups_as_json,
 )
-from symrazor.inference.razor_config import exact_method
+from symrazor.inference.evidence import exact_method
 from symrazor.training.checkpoint import fingerprint
 from symrazor.training.evidence_training import outputs
 from symrazor.training.fit import fit

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical, Gaussian, Likelihood
-from symrazor.core.parameters import eval_mode
+from symrazor.core.parameters import copy_state, eval_mode
 from symrazor.data import TensorLoader, Tensors
 from symrazor.discovery.budget import (
     EVIDENCE_STEPS,
@@ -38,7 +38,7 @@ from symrazor.discovery.budget import (
 from symrazor.discovery.question import Question, Structure, folds_of, select, slug, subsample
 from symrazor.inference.evidence import Evidence
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import State, copy_state
+from symrazor.inference.razor_state import State
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, free_groups, path_groups, start_near_
 from symrazor.symmetry.reading import Reading
 from symrazor.training.evidence_training import EVALUATION_BATCH, outputs

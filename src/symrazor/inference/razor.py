@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from symrazor.accelerate.devices import tf32
 from symrazor.accelerate.processes import broadcast_, max_over_processes, unwrap
 from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
-from symrazor.core.parameters import hyperparameters, weights
+from symrazor.core.parameters import copy_state, hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_positive_integer, replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
@@ -48,22 +48,22 @@ from symrazor.data.batches import (
     check_data_count,
     map_tensors,
 )
-from symrazor.inference.evidence import Evidence, laplace_evidence, log_curvatures, tightest
-from symrazor.inference.hyper_updates import hyper_gradient, update_hyperparameters_
-from symrazor.inference.posterior import Posterior
-from symrazor.inference.razor_config import (
+from symrazor.inference.evidence import (
     MAX_READING_PRODUCTS,
+    Evidence,
     RazorConfig,
-    State,
     check_no_kronecker,
-    copy_state,
     exact_products,
-    load_razor_state,
-    razor_state,
+    laplace_evidence,
+    log_curvatures,
     remember_razor,
     resolve,
     starting_prior,
+    tightest,
 )
+from symrazor.inference.hyper_updates import hyper_gradient, update_hyperparameters_
+from symrazor.inference.posterior import Posterior
+from symrazor.inference.razor_state import State, load_razor_state, razor_state
 from symrazor.layers.relaxed import balance_
 
 

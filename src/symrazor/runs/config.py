@@ -42,7 +42,7 @@ from symrazor.core.files import reader
 from symrazor.core.validation import describe_type, matches_type
 from symrazor.data import flip_and_crop
 from symrazor.groups.constructors import is_group_file
-from symrazor.inference.razor_config import RazorConfig
+from symrazor.inference.evidence import RazorConfig
 from symrazor.training.options import Augment, FitConfig, reject_label_smoothing
 
 HIDDEN: dict[type[Any], tuple[str, ...]] = {

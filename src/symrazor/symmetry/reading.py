@@ -19,9 +19,8 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import json_ready
 from symrazor.data.batches import Input
-from symrazor.inference.evidence import Evidence
+from symrazor.inference.evidence import Evidence, latest_razor
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import latest_razor
 from symrazor.invariance.averaged_network import Augmented
 from symrazor.layers.relaxed import Relaxed, spatial_layers
 from symrazor.symmetry.breaking import breaking_modules, record_calls

@@ -33,12 +33,11 @@ from symrazor.accelerate.processes import (
 )
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.files import reading
-from symrazor.core.parameters import hyperparameters
+from symrazor.core.parameters import copy_state, hyperparameters
 from symrazor.data import TensorLoader, Tensors
 from symrazor.data.batches import call
-from symrazor.inference.evidence import Evidence
+from symrazor.inference.evidence import Evidence, record_of
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import copy_state, record_of
 from symrazor.training.checkpoint import (
     Checkpoints,
     State,

@@ -28,17 +28,16 @@ from symrazor.accelerate.processes import (
     world,
 )
 from symrazor.core.likelihood import Likelihood, Weighted, as_likelihood, with_weights
-from symrazor.core.parameters import eval_mode
+from symrazor.core.parameters import copy_state, eval_mode
 from symrazor.core.validation import counted
 from symrazor.curvature.coverage import check_output_precision
 from symrazor.curvature.task import AUTO
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.data.batches import as_tensor
 from symrazor.data.streams import Column, as_samples
-from symrazor.inference.evidence import Evidence
+from symrazor.inference.evidence import Evidence, remember_razor
 from symrazor.inference.posterior import How, Posterior, Prediction
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import copy_state, remember_razor
 from symrazor.invariance.averaged_network import Augment, Augmented
 from symrazor.invariance.poses import MAX_POSE_DATA, find_reach_
 from symrazor.layers.path import is_symrazor_module

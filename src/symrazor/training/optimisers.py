@@ -46,11 +46,10 @@ from symrazor.accelerate.torch_internals import (
     foreach_mul,
     foreach_norm,
 )
-from symrazor.core.parameters import weights
+from symrazor.core.parameters import copy_state, weights
 from symrazor.curvature.weight_sharing import registered_type, sharing
 from symrazor.data.batches import call
 from symrazor.inference.razor import Razor
-from symrazor.inference.razor_config import copy_state
 from symrazor.linalg.polar import polar_factors
 from symrazor.training.options import DEFAULT_LR, FitConfig, Schedule
 

@@ -37,7 +37,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.core.validation import check_at_least, check_types, replace_nested, short_repr
-from symrazor.inference.razor_config import RazorConfig, State
+from symrazor.inference.evidence import RazorConfig
+from symrazor.inference.razor_state import State
 from symrazor.layers.relaxed import FREE_PATH_PRECISION
 
 log = logging.getLogger("symrazor")

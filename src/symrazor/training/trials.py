@@ -35,9 +35,9 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import foreach_zero_
-from symrazor.core.parameters import weights
+from symrazor.core.parameters import copy_state, weights
 from symrazor.inference.evidence import Evidence
-from symrazor.inference.razor_config import State, copy_state
+from symrazor.inference.razor_state import State
 from symrazor.layers.path import Path
 from symrazor.layers.relaxed import Relaxed, free_groups, spatial_layers
 

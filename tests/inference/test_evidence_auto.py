@@ -6,8 +6,9 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.curvature import Method, estimate_curvature
-from symrazor.inference import razor, razor_config
-from symrazor.inference.razor_config import exact_method, exact_products, resolve
+from symrazor.inference import evidence as evidence_module
+from symrazor.inference import razor as razor_module
+from symrazor.inference.evidence import exact_method, exact_products, resolve
 
 AUTO = Method(structure="auto", estimator="mc")
 
@@ -51,13 +52,13 @@ def test_a_razor_uses_the_exact_matrix(as_option: bool) -> None:
 
 @pytest.mark.parametrize("one_shot", [False, True])
 def test_the_tighter_of_two_bounds_is_used(one_shot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(razor_config, "MAX_FULL_WEIGHTS", 0)
-    monkeypatch.setattr(razor_config, "MAX_KERNEL_ROWS", 0)
+    monkeypatch.setattr(evidence_module, "MAX_FULL_WEIGHTS", 0)
+    monkeypatch.setattr(evidence_module, "MAX_KERNEL_ROWS", 0)
     model, batches = _case()
     values = {}
     for block in (1, 12):
-        monkeypatch.setattr(razor_config, "MIN_BLOCK", 0)
-        monkeypatch.setattr(razor_config, "MAX_BLOCK_PRODUCTS", block * 12 * 4 * 51)
+        monkeypatch.setattr(evidence_module, "MIN_BLOCK", 0)
+        monkeypatch.setattr(evidence_module, "MAX_BLOCK_PRODUCTS", block * 12 * 4 * 51)
         razor = sr.Razor(model, "categorical", 12, structure="auto")
         evidence = razor.evidence(iter(batches) if one_shot else batches)
         bounds = [
@@ -104,7 +105,7 @@ def test_fit_uses_the_exact_matrix_by_default_where_it_is_cheap(
     assert "Curvature: full Gauss-Newton matrix." in fit.reading.verdict
     for options in ({"evidence_structure": None}, {"structure": "diag"}):
         assert not sr.fit(_case()[0], data, epochs=2, **options).evidence.is_exact
-    monkeypatch.setattr(razor, "MAX_READING_PRODUCTS", 0)
+    monkeypatch.setattr(razor_module, "MAX_READING_PRODUCTS", 0)
     fit = sr.fit(_case()[0], data, epochs=2)
     assert fit.evidence.structure == "Kronecker factors"
     assert "Curvature: Kronecker factors, error unknown." in fit.reading.verdict
