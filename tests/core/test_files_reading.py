@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.core.files import BUDGET_VARIABLE, budget, reader, reading, reserve
+from symrazor.core.errors import OtherRunError
+from symrazor.core.files import BUDGET_VARIABLE, reader, reading, reserve
 from symrazor.core.text import printable, table_cell
 from symrazor.data import read
 from symrazor.data.binary_files import MAPPED_BYTES, read_npy
@@ -59,15 +60,13 @@ def test_a_part_of_an_image_that_declares_4_gib_takes_no_memory(tmp_path: Path) 
     assert peak < 10 << 20
 
 
-def test_own_errors_stay_if_asked() -> None:
-    def fail_in_torch() -> None:
-        torch.zeros(2).view(3)
-
-    for work, message in ((fail_in_torch, "Cannot read a.file: RuntimeError"), (budget, "^SYM")):
-        with pytest.raises(ValueError, match=message), reading("a.file", keep_own=True):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv(BUDGET_VARIABLE, "much")
-                work()
+def test_errors_of_another_run_stay_and_others_name_the_file() -> None:
+    for error in (RuntimeError("wrong shape"), ValueError("wrong shape")):
+        with pytest.raises(ValueError, match=r"^Cannot read a.file: .*wrong shape\.$"):
+            with reading("a.file"):
+                raise error
+    with pytest.raises(OtherRunError, match="^other data$"), reading("a.file"):
+        raise OtherRunError("other data")
 
 
 def test_the_budget_holds_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

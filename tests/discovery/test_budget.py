@@ -1,5 +1,6 @@
 """Plan comparisons and final trainings, split data, and reject wrong options."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from symrazor.discovery.budget import (
     plan_comparison,
     plan_final,
     plan_question,
+    stored_plan,
     timed_config,
 )
 from symrazor.discovery.families import candidates_for
@@ -167,3 +169,48 @@ def test_small_data_are_compared_by_the_exact_curvature() -> None:
     short = sr.discover(some_data("vector", n=60), minutes=0.05, epochs=3, starts=1)
     for candidate in short.candidates:
         assert candidate.fit.evidence.structure == "Kronecker factors"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epochs": [10**400, 1]},
+        {"epochs": [3]},
+        {"epochs": [1, 2.5]},
+        {"samples": -1},
+        {"seconds": "long"},
+        {"costs": {"linear model": {"training": 1.0, "evidence": 0.0, "once": 0.0}}},
+        {"costs": {"other": 3}},
+        {"key": None},
+    ],
+)
+def test_an_impossible_stored_plan_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
+) -> None:
+    x = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    family = candidates_for(dataset(x, x[:, 0], kind="vector"))
+    question = Question("a", "?", family, (x, x[:, :1]), None, Gaussian)
+    cost = {s.name: Cost(1e-4, 0.0, 0.0) for s in family.structures}
+    monkeypatch.setattr(budget, "measure_costs", lambda *arguments: cost)
+    options, told = Options(out=tmp_path), list[str]()
+    expected = plan_question(question, options, told.append)[1].samples
+    assert plan_question(question, options, told.append)[1].samples == expected
+    assert told.count("  resuming an unfinished run of the same command") == 1
+    (file,) = tmp_path.rglob("plan.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert plan_question(question, options, told.append)[1].samples == expected
+    assert told.count("  resuming an unfinished run of the same command") == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"name": "other"}, {"epochs": 201}, {"samples": 0}, {"x": 1}, {"epochs": "3"}]
+)
+def test_an_impossible_stored_training_is_planned_again(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    file = tmp_path / "final.json"
+    stored = {"name": "a", "epochs": 5, "samples": 7, "evidence_steps": 1}
+    file.write_text(json.dumps(stored | change))
+    plan = stored_plan(file, "a", 200, lambda: FinalPlan("a", 3, 1000))
+    assert plan.epochs == (3 if change else 5)
+    assert stored_plan(file, "a", 200, lambda: None) == plan  # it was stored

@@ -178,10 +178,12 @@ def test_a_resumed_run_repeats_the_decisions_of_the_clock(
 def test_decisions_after_another_one_are_taken_anew(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     steps = comparison._Steps(file)
-    assert [steps.decide(*step) for step in [("epochs", 5), ("more starts", 2)]] == [5, 2]
+    few = range(1, 10)
+    assert [steps.decide(name, n, few) for name, n in [("epochs", 5), ("starts", 2)]] == [5, 2]
     resumed = comparison._Steps(file)
-    assert resumed.decide("epochs", 9) == 5
-    assert resumed.decide("epochs", 7) == 7  # another decision was stored here
+    assert resumed.decide("epochs", 9, few) == 5
+    assert resumed.decide("epochs", 7, few) == 7  # another decision was stored here
     assert comparison._Steps(file).stored == [("epochs", 5), ("epochs", 7)]
-    file.write_text("[damaged")
-    assert comparison._Steps(file).decide("epochs", 3) == 3
+    for damaged in ("[damaged", '[["epochs", 10]]', f'[["epochs", 1{"0" * 400}]]'):
+        file.write_text(damaged)
+        assert comparison._Steps(file).decide("epochs", 3, few) == 3

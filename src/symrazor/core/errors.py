@@ -54,6 +54,10 @@ class AmbiguousDataError(ValueError):
         super().__init__(f"{problem} Choose one: {options}.")
 
 
+class OtherRunError(ValueError):
+    """A checkpoint belongs to a run with other data, another model or other options."""
+
+
 class OptionError(Exception):
     """Options that a configuration rejects.
 

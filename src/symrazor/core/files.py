@@ -24,6 +24,8 @@ from typing import IO, Any, Concatenate, ParamSpec, TypeVar
 
 from safetensors import SafetensorError
 
+from symrazor.core.errors import OtherRunError
+
 try:
     import fcntl
 except ModuleNotFoundError:  # Windows: folders are not locked
@@ -262,24 +264,22 @@ def is_system_error(error: Exception) -> bool:
 
 
 @contextmanager
-def reading(path: object, keep_own: bool = False) -> Iterator[None]:
+def reading(path: object) -> Iterator[None]:
     """Turn all errors into a ValueError that names the path; start a memory budget if needed.
 
-    Errors of the operating system that name a file, and missing packages, stay as they are. With
-    `keep_own`, so does every ValueError that symrazor raises.
+    Errors of the operating system that name a file, missing packages and `OtherRunError` stay as
+    they are.
     """
     token = _left.set(budget()) if _left.get() is None else None
     try:
         yield
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, OtherRunError):
         raise
     except Exception as error:
         if is_system_error(error):
             raise
         is_ours = isinstance(error, ValueError) and not isinstance(error, UnicodeError)
         if is_ours and Path(str(path)).name in str(error):
-            raise
-        if is_ours and keep_own and _origin(error).startswith("symrazor."):
             raise
         raise ValueError(f"Cannot read {path}: {_describe(error)}.") from error
     finally:
@@ -298,14 +298,6 @@ def reader(
             return function(path, *args, **kwargs)
 
     return read
-
-
-def _origin(error: Exception) -> str:
-    """Return the name of the module that raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
 
 
 def _describe(error: Exception) -> str:

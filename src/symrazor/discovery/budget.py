@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
@@ -352,12 +353,13 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
     config = comparison_config(question, options)
     folder = options.unfinished_folder(question.name)
     key = None if folder is None else _plan_key(question, options)
-    stored = None if folder is None else _read_plan(folder / PLAN, key)
+    given = options.epochs or (config.epochs if question.config is not None else 0)
+    longest = max(given, MAX_EPOCHS)
+    stored = None if folder is None else _read_plan(folder / PLAN, key, longest)
     if stored is None and folder is not None:
         shutil.rmtree(folder, ignore_errors=True)  # checkpoints of another run
-    if options.epochs is not None or question.config is not None:
-        epochs = options.epochs or config.epochs
-        plan = Plan((max(1, epochs // 2), max(1, epochs - epochs // 2)), training_samples(n))
+    if given:
+        plan = Plan((max(1, given // 2), max(1, given - given // 2)), training_samples(n))
     else:
         plan = stored or _plan_by_time(question, options, config, tell)
         config = replace(config, subset=min(plan.samples, EVIDENCE_SUBSET))
@@ -374,19 +376,29 @@ def plan_question(question: Question, options: Options, tell: Tell) -> tuple[Fit
 P = TypeVar("P")
 
 
-def stored_plan(file: Path | None, make: Callable[[], P]) -> FinalPlan | P:
-    """Return the plan of an interrupted run from a file, or else make and store a new one."""
+def stored_plan(file: Path | None, name: str, longest: int, make: Callable[[], P]) -> FinalPlan | P:
+    """Return the plan of an interrupted training from a file, or else make and store a new one.
+
+    A stored plan is that of the named structure, of at most `longest` epochs.
+    """
     if file is None:
         return make()
     with contextlib.suppress(*DAMAGED):
-        stored = parse_json(file)
-        numbers = [stored[key] for key in ("epochs", "samples", "evidence_steps")]
-        if isinstance(stored["name"], str) and all(type(n) is int and n > 0 for n in numbers):
-            return FinalPlan(**stored)
+        stored = FinalPlan(**parse_json(file))
+        _check_counts([stored.epochs], longest)
+        _check_counts([stored.samples, stored.evidence_steps])
+        if stored.name == name:
+            return stored
     plan = make()
     if isinstance(plan, FinalPlan):
         write_atomically(file, json.dumps(asdict(plan)).encode())
     return plan
+
+
+def _check_counts(counts: Sequence[Any], most: int = sys.maxsize) -> None:
+    """Raise ValueError unless all numbers of a stored plan are from 1 to the largest one."""
+    if not all(type(count) is int and 0 < count <= most for count in counts):
+        raise ValueError(f"{counts} must be from 1 to {most}")
 
 
 def _plan_by_time(question: Question, options: Options, config: FitConfig, tell: Tell) -> Plan:
@@ -424,11 +436,17 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
     }
 
 
-def _read_plan(file: Path, key: dict[str, Any] | None) -> Plan | None:
+def _read_plan(file: Path, key: dict[str, Any] | None, longest: int) -> Plan | None:
     with contextlib.suppress(*DAMAGED):
         stored = parse_json(file)
         if stored["key"] == key:
             costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
-            first, second = map(int, stored["epochs"])
-            return Plan((first, second), int(stored["samples"]), float(stored["seconds"]), costs)
+            seconds = [value for cost in costs.values() for value in vars(cost).values()]
+            is_known = not costs or set(costs) == set(stored["key"]["candidates"])
+            if not is_known or not all(0 <= value < math.inf for value in seconds):
+                return None
+            first, second = stored["epochs"]
+            _check_counts([first, second], longest)
+            _check_counts([stored["samples"]])
+            return Plan((first, second), stored["samples"], float(stored["seconds"]), costs)
     return None

@@ -175,7 +175,8 @@ def add_starts(compared: Compared, options: Options, tell: Tell, seconds: float)
             wanted = min(max(2, 1 if workers is None else workers.count), MAX_STARTS - first)
             share = _cost(compared.plan, names) / max(_cost(compared.plan, every), 1e-9)
             fitting = int(left / max(share * compared.seconds_per_start, 1e-9))
-            more = compared.steps.decide("more starts", max(0, min(wanted, fitting)))
+            more = max(0, min(wanted, fitting))
+            more = compared.steps.decide("more starts", more, range(wanted + 1))
             if not more:
                 break
             networks = f"{len(names)} of {counted(len(every), 'network')}"
@@ -202,10 +203,11 @@ class _Steps:
             with contextlib.suppress(*DAMAGED):
                 self.stored = [(str(k), int(v)) for k, v in parse_json(self.file)]
 
-    def decide(self, name: str, value: int) -> int:
-        """Return the stored decision of this place, or store the given one."""
-        if self.position < len(self.stored) and self.stored[self.position][0] == name:
-            value = self.stored[self.position][1]
+    def decide(self, name: str, value: int, possible: range) -> int:
+        """Return the stored decision of this place if it is possible, or store the given one."""
+        stored_name, stored = (*self.stored, ("", 0))[min(self.position, len(self.stored))]
+        if stored_name == name and stored in possible:
+            value = stored
         else:
             self.stored = [*self.stored[: self.position], (name, value)]
             if self.file is not None:
@@ -241,7 +243,8 @@ class _Runner:
             slowdown = (clock.now() - began) / expected if expected else 1.0
             shortest = min(epochs, MIN_EPOCHS) if plan.samples < MIN_LARGE_SAMPLES else 1
             epochs = max(shortest, round(epochs / max(1.0, slowdown)))
-        epochs = self.compared.steps.decide("epochs", epochs)
+        possible = range(1, plan.epochs[1] + 1)
+        epochs = self.compared.steps.decide("epochs", epochs, possible)
         jobs = []
         for start in starts:
             for name in names:

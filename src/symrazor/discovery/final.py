@@ -20,6 +20,7 @@ from symrazor.discovery.answer import Candidate
 from symrazor.discovery.budget import (
     EVIDENCE_SUBSET,
     LARGE_SAMPLES,
+    MAX_FINAL_EPOCHS,
     ORDINARY_LEARNING_RATE,
     FinalPlan,
     batch_size,
@@ -117,7 +118,8 @@ def _train_final(
     folder = options.unfinished_folder(question.name)
     file = folder and folder / f"final-{slug(name)}.json"
     make = partial(_final_plan, question, compared, name, len(training[1]), seconds)
-    plan = stored_plan(file, make)
+    longest = max(MAX_FINAL_EPOCHS, compared.plan.epochs[1])
+    plan = stored_plan(file, name, longest, make)
     ordinary = question.family.ordinary
     is_ordinary = ordinary is not None and name == ordinary.name
     needs_steps = previous is None and not is_ordinary  # new weights, and slow layers

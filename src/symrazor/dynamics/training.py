@@ -79,7 +79,7 @@ def train(
     entry = None if journal is None else journal.next(model, data, config, task.state_dict)
     if entry is not None:
         if entry.state is not None:
-            with reading(entry.directory, keep_own=True):
+            with reading(entry.directory):
                 task.load_state_dict(entry.state)
         if entry.result is not None:
             if "error" in entry.result:

@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from symrazor.core.errors import OtherRunError
 from symrazor.core.files import (
     flush,
     named,
@@ -260,7 +261,7 @@ def describe_tensor(value: object) -> str:
 
 
 def compare(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise ValueError, listing the first differences, unless a checkpoint belongs to this run."""
+    """Raise OtherRunError with the first differences, unless a checkpoint belongs to this run."""
     missing = "nothing"
     differences = [
         f"{key} was {saved.get(key, missing)} and is {current.get(key, missing)}"
@@ -270,7 +271,7 @@ def compare(name: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> 
     if differences:
         n_more = len(differences) - MAX_DIFFERENCES
         more = f"; and {n_more} more" if n_more > 0 else ""
-        raise ValueError(
+        raise OtherRunError(
             f"This run and the checkpoint differ in the {name}: "
             f"{'; '.join(differences[:MAX_DIFFERENCES])}{more}. Continue with the {name} that the "
             "run was started with, or save to a new directory."
@@ -302,7 +303,7 @@ def check_identity(saved: State, current: State) -> None:
     options = FitConfig().fixed() | saved["options"]
     epochs = options["epochs"]
     if epochs != current["options"]["epochs"]:
-        raise ValueError(
+        raise OtherRunError(
             f"The run was started with epochs={epochs}, got epochs={current['options']['epochs']}. "
             "The learning rate of every step, including those already taken, depends on it. Pass "
             f"epochs={epochs}, or fit the trained model again with a new directory."

@@ -31,7 +31,7 @@ from symrazor.accelerate.processes import (
     is_distributed,
     world,
 )
-from symrazor.core.errors import CurvatureError, DivergenceError
+from symrazor.core.errors import CurvatureError, DivergenceError, OtherRunError
 from symrazor.core.files import reading
 from symrazor.core.parameters import copy_state, hyperparameters
 from symrazor.data import TensorLoader, Tensors
@@ -129,7 +129,7 @@ class Training(Task):
         if is_distributed():  # before the first process writes anything, all must have read
             self._check_same_in_all_processes(saved)
         if checkpoints is not None and saved is not None:
-            with reading(checkpoints.directory, keep_own=True):
+            with reading(checkpoints.directory):
                 self._load(saved)
         else:  # at once: a directory that cannot be written to must not cost a run
             self.save()
@@ -307,7 +307,7 @@ class Training(Task):
         self.summed_nll.fill_(state["summed_nll"])
         self.stale, self.history = int(state["stale"]), list(state["history"])
         if not all({"epoch", "nll", "seconds"} <= set(record) for record in self.history):
-            raise ValueError("The history of the checkpoint is damaged. Remove the checkpoint.")
+            raise ValueError("its history is damaged")
 
     # Checkpoints.
 
@@ -341,7 +341,7 @@ class Training(Task):
         """Continue from `state_dict()`; nothing changes for another model, data or options."""
         missing = sorted(set(self.state_dict()) - set(state))
         if missing:
-            raise ValueError(
+            raise OtherRunError(
                 f"The checkpoint lacks {missing}, so it was not written by this version of fit. "
                 "Continue with the version that wrote it, or save to a new directory."
             )

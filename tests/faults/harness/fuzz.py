@@ -69,9 +69,8 @@ class Guard:
 
     def __init__(self, folder: Path) -> None:
         self.folder = os.path.realpath(folder)
-        self.readable = tuple(
-            {sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), *sys.path}
-        )
+        places = {sys.prefix, sys.base_prefix, os.path.dirname(os.__file__), *sys.path}
+        self.readable = tuple(os.path.realpath(place) for place in places)
         self.seen: list[tuple[str, str]] | None = None
         sys.addaudithook(self._hook)
 
@@ -83,7 +82,7 @@ class Guard:
         elif event == "open" and isinstance(args[0], str | bytes | os.PathLike):
             path = os.path.realpath(os.fsdecode(args[0]))
             writes = bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-            known = path.startswith(tuple(p for p in self.readable if p)) or path == "/proc/meminfo"
+            known = path.startswith(self.readable) or path == "/proc/meminfo"
             if not self._is_inside(path) and (writes or not known):
                 self.seen.append(("outside", f"open {path}"))
         elif event in _WRITE_EVENTS:
