@@ -14,8 +14,15 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="skip runs with a row in the file")
     options = parser.parse_args()
-    rows = main(options.seeds, half=options.half, file=options.json, jobs=options.jobs)
+    rows = main(
+        options.seeds,
+        half=options.half,
+        file=options.json,
+        jobs=options.jobs,
+        resume=options.resume,
+    )
     for row in rows:
         if not row.exact or row.undecided:
             print(row)

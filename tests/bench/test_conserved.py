@@ -1,6 +1,7 @@
 """The benchmark of conserved quantities on two systems."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from symrazor.bench import conserved
 from symrazor.bench.conserved_systems import Case, cases
+from symrazor.bench.measure import write_rows
 from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.trajectories import Trajectories
@@ -30,6 +32,16 @@ def test_rows_of_two_systems(tmp_path: Path) -> None:
     assert (summary.runs, summary.exact, summary.missed, summary.false) == (2, 100.0, 0, 0)
     # Both are linear: the baselines have the true equations, too, and errors far below the noise.
     assert all(row.rollout_ratio is not None and row.rollout_ratio < 5 for row in rows)
+
+
+def test_resume_keeps_rows_and_measures_the_others(tmp_path: Path) -> None:
+    file, systems = tmp_path / "rows.json", [case("oscillator, stiffness 3")]
+    conserved.main((3,), (0.02,), file=file, systems=systems)
+    (row,) = conserved.read_rows(file)
+    write_rows([replace(row, seconds=-1.0)], file)
+    rows = conserved.main((3, 4), (0.02,), file=file, systems=systems, resume=True)
+    assert [(row.seed, row.seconds < 0) for row in rows] == [(3, True), (4, False)]
+    assert conserved.read_rows(file) == rows
 
 
 def test_quantities_of_another_system_are_false() -> None:

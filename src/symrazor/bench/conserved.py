@@ -9,6 +9,7 @@ Systems with even numbers are the development half: the method may be adjusted t
 odd numbers are reported and must not influence the method.
 """
 
+import json
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -96,15 +97,24 @@ def main(
     file: Path | None = None,
     systems: Sequence[Case] | None = None,
     jobs: int = 1,
+    resume: bool = False,
 ) -> list[Row]:
     """Run one half of the systems, or the given ones; write the rows to a file after each run.
 
-    With several `jobs`, as many processes work side by side, each with one thread.
+    With several `jobs`, as many processes work side by side, each with one thread. With `resume`,
+    runs with a row in the file are not repeated.
     """
     halves = {"develop": slice(0, None, 2), "report": slice(1, None, 2), "all": slice(None)}
     chosen = cases()[halves[half]] if systems is None else systems
-    runs = [(case, seed, noise) for seed in seeds for noise in noise_levels for case in chosen]
-    rows: list[Row] = []
+    rows = read_rows(file) if resume and file is not None else []
+    measured = {(row.system, row.seed, row.noise) for row in rows}
+    runs = [
+        (case, seed, noise)
+        for seed in seeds
+        for noise in noise_levels
+        for case in chosen
+        if (case.name, seed, noise) not in measured
+    ]
 
     def keep(row: Row) -> None:
         rows.append(row)
@@ -119,6 +129,13 @@ def main(
         for row in processes.map(_measure_by_name, *zip(*names, strict=True)):
             keep(row)
     return rows
+
+
+def read_rows(file: Path) -> list[Row]:
+    """Return the rows of a file of `main`; none if there is no such file."""
+    if not file.exists():
+        return []
+    return [Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def _measure_by_name(name: str, seed: int, noise: float) -> Row:

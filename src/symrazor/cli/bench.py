@@ -43,10 +43,10 @@ class Arguments:
         tasks: names of tasks; by default all of the half (truth only).
         minutes: time of `discover` for each task (truth only).
         time: what minutes count: CPU time of one thread, or wall time (truth only).
-        jobs: number of processes with one thread each (truth only).
+        jobs: number of processes with one thread each (conserved and truth).
         small: run few tasks with little time (truth only).
         data: folder with mnist, fashion-mnist and cifar-10, which some tasks need (truth only).
-        resume: skip runs whose rows the JSON file has (truth only).
+        resume: skip runs whose rows the JSON file has (conserved and truth).
         quiet: print nothing; use with --json.
     """
 
@@ -122,7 +122,12 @@ def _conserved(arguments: Arguments, show: Callable[..., None]) -> None:
     def run() -> list[conserved_bench.Row]:
         rows.extend(
             conserved_bench.main(
-                arguments.seeds, arguments.noise, arguments.half, arguments.json_file
+                arguments.seeds,
+                arguments.noise,
+                arguments.half,
+                arguments.json_file,
+                jobs=arguments.jobs,
+                resume=arguments.resume,
             )
         )
         return rows

@@ -21,7 +21,7 @@ from symrazor.dynamics.eigenproblem import (
     Features,
     directions,
     fixed_direction,
-    moments_of,
+    fold_moments,
     noise_test,
 )
 from symrazor.dynamics.field_invariants import Combinations
@@ -36,6 +36,7 @@ MIN_P = 0.05
 """Smallest p-value of a conserved quantity."""
 MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
 """Directions that are tested in one library, at most, and their estimated variation."""
+TESTED_AT_ONCE = 5
 SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
 """Coefficients are simplified within this many standard errors, and smallest p-value of a simple
 formula that is shown."""
@@ -46,16 +47,14 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     features = Features(library, sample)
     if not len(features.kept):
         return [], []
-    everything = torch.ones_like(sample.fold, dtype=torch.bool)
-    full = directions(moments_of(features, everything))
-    fits = [directions(moments_of(features, sample.fold != f)) for f in range(FOLDS)]
+    all_moments, without_folds = fold_moments(features)
+    full, fits = directions(all_moments), [directions(moments) for moments in without_folds]
     plausible = min(int((fit.variation < MAX_TESTED_VARIATION).sum()) for fit in (full, *fits))
     count = min(MAX_TESTED, plausible)
     if not count:
         return [], []
-    tests = noise_test(features, fits, count)
     z = normal_quantile(1 - level)
-    p, variation, error, _ = tests
+    p, variation, error = _test_in_order(features, fits, count, level)
     limit = variation.clamp_min(0) + z * error
     accepted = _leading((p >= MIN_P) & (limit <= MAX_VARIATION))
     plausible = _leading(p >= level)
@@ -70,6 +69,22 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     rest = full.vectors[:, accepted:plausible]
     others = [replace(fit, vectors=fit.vectors[:, accepted:plausible]) for fit in fits]
     return simplify(features, conserved), _quantities(features, rest, others, z)
+
+
+def _test_in_order(
+    features: Features, fits: Sequence[Directions], count: int, level: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return p-value, variation and its error of directions, up to the first refuted or later."""
+    tests = []
+    for start in range(0, count, TESTED_AT_ONCE):
+        end = min(start + TESTED_AT_ONCE, count)
+        part = [replace(fit, vectors=fit.vectors[:, start:end]) for fit in fits]
+        p, variation, error, _ = noise_test(features, part, end - start)
+        tests.append(torch.stack([p, variation, error]))
+        if bool((p < level).any()):
+            break
+    p, variation, error = torch.cat(tests, 1)
+    return p, variation, error
 
 
 def _leading(true: Tensor) -> int:

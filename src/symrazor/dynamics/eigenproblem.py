@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.library import Library
-from symrazor.dynamics.samples import Sample
+from symrazor.dynamics.samples import FOLDS, Sample
 
 MIN_SIGNAL = 1.0
 """Smallest variance of a combination relative to the noise in it; others are not considered."""
@@ -69,50 +70,67 @@ class Features:
 
 @dataclass
 class Moments:
-    """Covariances of the functions over the trajectories of some folds.
+    """Covariances of the functions over some trajectories.
 
     Args:
         within: W; with `noise_within`.
-        slow: covariance of the slow components; with `noise_slow`.
         total: V; with `noise_total`.
         freedom: degrees of freedom of W.
     """
 
     within: Tensor
     noise_within: Tensor
-    slow: Tensor
-    noise_slow: Tensor
     total: Tensor
     noise_total: Tensor
     freedom: float
 
 
-def moments_of(features: Features, use: Tensor) -> Moments:
-    """Return the moments of the trajectories in `use` (a mask)."""
+def fold_moments(features: Features) -> tuple[Moments, list[Moments]]:
+    """Return the moments of all trajectories, and of those outside of each fold."""
+    folds = [_sums(features, features.sample.fold == f) for f in range(FOLDS)]
+    everything = _Sums(*(torch.stack(parts).sum(0) for parts in zip(*folds, strict=True)))
+    without = [_Sums(*(a - b for a, b in zip(everything, fold, strict=True))) for fold in folds]
+    return everything.moments(), [sums.moments() for sums in without]
+
+
+class _Sums(NamedTuple):
+    """Numbers of states and of degrees of freedom, and sums over states."""
+
+    states: Tensor
+    freedom: Tensor
+    within: Tensor
+    noise_within: Tensor
+    values: Tensor
+    squares: Tensor
+    noise: Tensor
+
+    def moments(self) -> Moments:
+        """Return the covariances."""
+        mean = self.values / self.states
+        return Moments(
+            self.within / self.freedom,
+            self.noise_within / self.freedom,
+            self.squares / self.states - torch.outer(mean, mean),
+            self.noise / self.states,
+            float(self.freedom),
+        )
+
+
+def _sums(features: Features, use: Tensor) -> _Sums:
+    """Return the sums over the trajectories in `use` (a mask)."""
     sample = features.sample
     states = use[sample.trajectory]
     phi, slopes = features.values[states], features.slopes[states]
-    n, freedom = len(phi), float(len(phi) - int(use.sum()))
-    centred = sample.within(features.values)[states]
-    slow = torch.einsum("nk,nm->nkm", sample.slow, features.values)
-    slow = sample.sum(slow)[use].flatten(0, 1)
-    noise, noise_within, noise_slow = (
-        _gram(slopes, weight[states])
-        for weight in (
-            torch.ones_like(sample.share),
-            sample.share,
-            sample.slow.square().sum(1),
-        )
-    )
-    mean = phi.mean(0)
-    return Moments(
-        centred.mT @ centred / freedom,
-        noise_within / freedom,
-        slow.mT @ slow / len(slow),
-        noise_slow / len(slow),
-        phi.mT @ phi / n - torch.outer(mean, mean),
-        noise / n,
+    centred, share = sample.within(features.values)[states], sample.share[states]
+    states_count, freedom = torch.tensor([len(phi), len(phi) - int(use.sum())]).to(phi)
+    return _Sums(
+        states_count,
         freedom,
+        centred.mT @ centred,
+        _gram(slopes, share),
+        phi.sum(0),
+        phi.mT @ phi,
+        _gram(slopes, torch.ones_like(share)),
     )
 
 
