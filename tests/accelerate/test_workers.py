@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from worker_jobs import end_process, multiply, wait_for_parent_signal
@@ -45,3 +46,16 @@ def test_stopping_terminates_the_processes() -> None:
             for _ in workers.run(wait_for_parent_signal, [60, 60], lambda: next(stopped, True)):
                 pass
         assert [process.returncode for process in processes] == [-signal.SIGTERM] * 2
+
+
+def test_no_module_is_imported_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data of a stranger may lie beside a file with the name of a module."""
+    for name in ("torch", "struct", "worker_jobs"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    with Workers(2, 3) as workers:
+        results = dict(workers.run(multiply, [1, 2]))
+    assert [results[0][0], results[1][0]] == [3, 6]
+    assert not Path("imported").exists()

@@ -15,6 +15,8 @@ from safetensors.torch import load, save, save_file
 from symrazor.core.files import (
     check_writable_file,
     locked,
+    parse_json,
+    reader,
     with_sorted_metadata,
     write_atomically,
     write_tensors,
@@ -125,3 +127,13 @@ def test_a_folder_that_cannot_be_locked_is_refused(
     message = f"Cannot write to {tmp_path}: Read-only file system. Use another --out."
     with pytest.raises(ValueError, match=re.escape(message)), locked(tmp_path):
         pass
+
+
+def test_json_is_parsed_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in Python take up to 48 times the memory of their text."""
+    (tmp_path / "a.json").write_text("[" + "[[]]," * 50_000 + "0]")
+    monkeypatch.setenv("SYMRAZOR_READ_BYTES", "1000000")
+    with pytest.raises(ValueError, match=r"a.json needs 0.01 GiB of memory"):
+        reader(parse_json)(tmp_path / "a.json")
+    monkeypatch.setenv("SYMRAZOR_READ_BYTES", "20000000")
+    assert len(reader(parse_json)(tmp_path / "a.json")) == 50_001

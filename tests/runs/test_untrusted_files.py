@@ -1,6 +1,7 @@
 """Files of a stranger run no code: configurations, networks and run folders."""
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -144,6 +145,49 @@ def test_a_program_in_a_run_folder_is_never_read(
     (folder / ARCHITECTURE).unlink()
     with pytest.raises(ValueError, match=r"No such file: .*architecture.json"):
         load_network(folder)
+
+
+def test_a_document_that_does_not_fit_the_network_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(40, 3)
+    run = sr.discover(x, x[:, 0] > 0, epochs=1).save(tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x.numpy())
+    document = json.loads((run / "discover.json").read_text())
+    document["questions"][0]["classes"] = ["one"]
+    document["data"]["shape"] = [4]
+    (run / "discover.json").write_text(json.dumps(document))
+    reseal(run)
+    with pytest.raises(ValueError, match="Cannot read .*run: RuntimeError: "):
+        export_network(run, "torch", tmp_path / "network.pt2")
+    document["data"]["shape"] = [3]
+    (run / "discover.json").write_text(json.dumps(document))
+    reseal(run)
+    with pytest.raises(ValueError, match="run has 1 classes, but its network 2 outputs"):
+        predict(run, tmp_path / "new.npz")
+
+
+def test_a_posterior_for_other_outputs_is_refused(tmp_path: Path) -> None:
+    """A stranger may return the output of another layer than the last one."""
+    x = torch.randn(40, 3)
+    run = sr.discover(x, x[:, :1], epochs=1).save(tmp_path / "run")
+    np.savez(tmp_path / "new.npz", x=x.numpy())
+    predict(run, tmp_path / "new.npz")
+    document = json.loads((run / ARCHITECTURE).read_text())
+    steps = document["network"]["children"]["0"]["steps"]
+    hidden = next(k for k, step in enumerate(steps) if step["call"] == "module")
+    steps[-1]["arguments"] = [{"step": hidden}]
+    (run / ARCHITECTURE).write_text(json.dumps(document))
+    reseal(run)
+    with pytest.raises(ValueError, match="Cannot read .*run: the posterior does not fit"):
+        predict(run, tmp_path / "new.npz")
+
+
+def test_a_pipe_in_a_run_folder_is_refused(tmp_path: Path) -> None:
+    x = torch.randn(40, 3)
+    run = sr.discover(x, x[:, 0] > 0, epochs=1).save(tmp_path / "run")
+    (run / "report.html").unlink()
+    os.mkfifo(run / "report.html")
+    with pytest.raises(ValueError, match="report.html is a pipe or a device, not a file"):
+        cli.run(["report", str(run), "--quiet"])
 
 
 def test_a_question_is_no_path(tmp_path: Path) -> None:

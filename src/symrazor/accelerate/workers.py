@@ -2,7 +2,8 @@
 
 Small networks leave most of a second thread idle, so several trainings side by side are faster than
 one training on all threads. A worker is a Python interpreter that imports this package, not the
-main script of the user: scripts need no `if __name__ == "__main__"` guard. Jobs and results travel
+main script of the user: scripts need no `if __name__ == "__main__"` guard. It imports modules from
+where this process does, and not from the working directory if this process does not. Jobs and results travel
 as pickles between a process and the workers that it started; no file is involved.
 
     with Workers(count=2, shared=data) as workers:
@@ -176,11 +177,11 @@ def _start() -> "subprocess.Popen[bytes]":
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(part for part in sys.path if part),
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(part) for part in sys.path),
     }
     # In a session of its own, Ctrl-C reaches only the main process, which then stops the workers.
     return subprocess.Popen(
-        [sys.executable, "-c", _COMMAND],
+        [sys.executable, "-P", "-c", _COMMAND],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,

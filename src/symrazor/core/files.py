@@ -33,6 +33,9 @@ except ModuleNotFoundError:  # Windows: folders are not locked
 
 MAX_JSON_BYTES = 1 << 28
 MAX_JSON_DEPTH = 100
+JSON_EXPANSION = 48
+"""Largest memory of a JSON file and its values in Python, in units of the size of the file. Nested
+lists `[[[]]]` take 44."""
 FREE_SHARE = 4
 """The budget of a file is the free memory divided by this number."""
 DEFAULT_FREE_BYTES = 16 << 30
@@ -172,6 +175,7 @@ def parse_json(file: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
     """Return the content of a JSON file; ValueError if it is too large, too deep or not JSON."""
     if file.stat().st_size > max_bytes:
         raise ValueError(f"{file} is larger than {max_bytes:,} bytes.")
+    reserve(JSON_EXPANSION * file.stat().st_size, file)
     try:
         value = json.loads(file.read_bytes())
         _check_depth(value)

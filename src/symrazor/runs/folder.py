@@ -265,6 +265,8 @@ def export_network(
     example = example if weight is None else example.to(weight)
     if not is_fit_run(run):
         example = example.to(input_dtype(document))
+    with reading(run), torch.no_grad():  # an untrusted network may raise any error
+        network(example)
     name = question_of(document, question)["name"] if document["questions"] else None
     described = about(document, name)
     if uncertainty:

@@ -12,7 +12,6 @@ training data reduce it. A column with the names of the samples comes first, if 
 import csv
 import io
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from symrazor.core.likelihood import as_likelihood
 from symrazor.core.text import printable, table_cell
 from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
-from symrazor.inference.last_layer import features_of
+from symrazor.inference.last_layer import LastLayer, features_of
 from symrazor.runs.folder import (
     input_dtype,
     load_network,
@@ -119,7 +118,9 @@ def predict_tensor(
         likelihood, x = config.likelihood, x.to(getattr(torch, config.dtype))
         if config.name in NORMALISATION:
             x = normalised(x, config.name)
-    f, phi = _batched(network, x, () if posterior is None else posterior.head, run)
+    f, phi = _batched(network, x, posterior, run)
+    if classes and f.shape[1] != len(classes):
+        raise ValueError(f"{run} has {len(classes)} classes, but its network {f.shape[1]} outputs.")
     if posterior is None or phi is None:
         return Predictions(as_likelihood(likelihood).mean(f), classes, targets)
     prediction = posterior.predict(f, phi)
@@ -128,17 +129,21 @@ def predict_tensor(
 
 
 def _batched(
-    network: nn.Module, x: Tensor, head: Sequence[str], run: Path
+    network: nn.Module, x: Tensor, posterior: LastLayer | None, run: Path
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and inputs of the last layer; an untrusted network may raise any error."""
     with reading(run):
         phi = None
-        if not head:
+        if posterior is None:
             f = torch.cat([network(part) for part in x.split(BATCH_SIZE)])
         else:
-            f, phi = features_of(network, head, x)
+            f, phi = features_of(network, posterior.head, x)
         if f.ndim != 2 or len(f) != len(x):
             raise ValueError(f"the network returns {list(f.shape)} for {len(x)} inputs")
+        if posterior is not None and phi is not None:
+            n_features, n_outputs = posterior.weights.shape
+            if phi.shape != (len(x), n_features - 1) or f.shape[1] != n_outputs:
+                raise ValueError("the posterior does not fit the network")
     return f, phi
 
 

@@ -119,13 +119,15 @@ class Manifest:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return folder / name; ValueError if that is, or a link makes it, outside of the folder."""
+    """Return folder / name; ValueError if it leads out of the folder, or is a pipe or a device."""
     path = folder / name
     if PurePosixPath(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"{path} leads out of the run folder, to {path.resolve()}. Links and absolute names in "
             "a run folder are not followed. Remove it."
         )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a pipe or a device, not a file. Remove it.")
     return path
 
 
