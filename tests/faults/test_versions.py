@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.samples import reseal
+from harness.stored import reseal
 
 from symrazor.cli import app as cli
 from symrazor.runs.folder import read_document

@@ -5,7 +5,7 @@ PYTHONPATH=src:tests/faults python -m harness --jobs 2 --json benchmarks/results
 The work is cut into parts of about a minute. The result of each part is stored at once
 (`--progress`), so that a run that was stopped, or that stops itself after `--minutes`, is continued
 by the same command, here or on another machine. Parts of another version of the sources are counted
-again.
+again. An unfinished run also writes the file of the table, and says there which parts are missing.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -28,12 +29,21 @@ from symrazor.core.version import __version__
 
 ROOT = Path(__file__).parents[3]
 TARGETS = (
-    *("npy", "npz", "idx", "csv", "cifar", "images", "trajectories", "toml", "groups", "events"),
-    *("checkpoints", "networks", "discoveries", "fits", "resumes", "resumed_discoveries"),
+    *("npy", "npz", "idx", "csv", "cifar", "images", "tensors", "sounds", "trajectories", "toml"),
+    *(
+        "groups",
+        "events",
+        "checkpoints",
+        "networks",
+        "discoveries",
+        "fits",
+        "resumes",
+        "resumed_discoveries",
+    ),
     *("manifests", "tars"),
 )
 SLOW_TARGETS = {
-    **{"npz": 2, "groups": 2, "checkpoints": 2, "networks": 8, "images": 16},
+    **{"npz": 2, "tensors": 2, "groups": 2, "checkpoints": 2, "networks": 8, "images": 16},
     **{"discoveries": 20, "resumes": 20, "fits": 40, "resumed_discoveries": 400},
 }
 """Targets that get fewer inputs, by this factor: an input takes 1 to 400 ms."""
@@ -111,6 +121,13 @@ def sources() -> str:
     for file in sorted([*ROOT.glob("src/**/*.py"), *Path(__file__).parent.glob("*.py")]):
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def commit() -> str:
+    """Return the commit that is checked out, or "unknown"."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def describe_machine() -> str:
@@ -194,8 +211,13 @@ def show(rows: list[list[Any]]) -> None:
         print("  ".join(text).rstrip())
 
 
-def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, Any]]) -> None:
-    """Write the table as a result file of benchmarks/."""
+def write_json(
+    file: Path,
+    rows: list[list[Any]],
+    results: dict[str, dict[str, Any]],
+    missing: list[Job],
+) -> None:
+    """Write the table of finished parts as a result file of benchmarks/."""
     hidden = ("--json", "--progress", "--minutes")
     arguments, words = [], iter(sys.argv[1:])
     for word in words:
@@ -209,6 +231,8 @@ def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, A
     for row in rows[:-1]:
         attacks[row[0]] += row[2]
     strides = [f"{every}. of {name}" for name, every in CASES.items() if every > 1]
+    lacking = Counter(f"{job.attack} ({job.target})" for job in missing)
+    left_out = [f"Not finished, missing parts: {dict(lacking)}."] if missing else []
     cpu = sum(result["cpu"] for result in results.values()) / 60
     result = {
         "title": "Faults: damaged files, kills, full disks, numbers at any scale",
@@ -221,10 +245,13 @@ def write_json(file: Path, rows: list[list[Any]], results: dict[str, dict[str, A
         "rows": rows,
         "summary": {
             **{"command": command, "machine": machine, "cpu_minutes": round(cpu)},
+            **{"commit": commit(), "missing_parts": len(missing)},
             **{name.replace(" ", "_"): count for name, count in attacks.items()},
         },
         "notes": [
-            f"{cpu:.0f} minutes of CPU time. All parts are of one version of the sources.",
+            f"{cpu:.0f} minutes of CPU time. All parts are of one version of the sources, commit "
+            f"{commit()}.",
+            *left_out,
             f"Kills: before every file operation, but only before every {', '.join(strides)}.",
         ],
     }
@@ -258,11 +285,12 @@ def main() -> int:
     done = [(job, progress.results[job.key]) for job in work if job.key in progress.results]
     rows = summarise(done)
     show(rows)
-    if len(done) < len(work):
+    missing = [job for job in work if job.key not in progress.results]
+    if options.json and done:
+        write_json(options.json, rows, {job.key: result for job, result in done}, missing)
+    if missing:
         print(f"{len(done)} of {len(work)} parts: run the same command again.", file=sys.stderr)
         return CONTINUE
-    if options.json:
-        write_json(options.json, rows, {job.key: result for job, result in done})
     return int(any(rows[-1][3:]))
 
 

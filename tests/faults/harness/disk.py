@@ -8,7 +8,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.kills import CASES, Attack, Operations, contents, run_forked, wait
+from harness.contents import contents
+from harness.kills import CASES, Attack, Operations, run_forked, wait
 from harness.outcome import Outcome
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)

@@ -158,7 +158,7 @@ class Fuzzer:
 
     def feed(self, number: int) -> None:
         """Write input `number`, read it, count what happens, and restore the files."""
-        from harness.samples import reseal
+        from harness.stored import reseal
 
         rng, target = random.Random(f"{self.name} {number}"), self.target
         file = rng.choice(list(target.damage))

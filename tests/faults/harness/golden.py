@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.kills import CASES, run_forked, wait
-from harness.samples import reseal
+from harness.stored import reseal
 from symrazor.core.version import __version__
 from symrazor.runs.predictions import predict
 from symrazor.runs.writing import MANIFEST, read_manifest

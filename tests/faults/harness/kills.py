@@ -16,20 +16,19 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
 import traceback
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load
 
+from harness.contents import contents, without_times
 from harness.outcome import Outcome, memory_disk
-from harness.samples import RUN_FILE, TABLES
+from harness.samples import TABLES
+from harness.target import RUN_FILE
 from symrazor.cli import app
 from symrazor.core.files import is_temporary
 
@@ -37,8 +36,6 @@ OPERATIONS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link
 MAX_SECONDS = 600.0
 """A child that takes longer has hung."""
 PIPE_BYTES = 1 << 20
-TIMED_KEYS = ("seconds", "date", "blake2b", "latency", "minutes")
-Files = dict[str, Any]
 _outputs: dict[int, tuple[int, Path]] = {}
 """Child -> end of the pipe with its output, and the file for it."""
 
@@ -253,56 +250,6 @@ def run_all(case: Case, folder: Path, kill_at: int = 0, kill_after: float = 0.0)
     return [wait(pid) for pid in pids]
 
 
-def contents(folder: Path) -> Files:
-    """Return the content of all files of a run, without times; raise for a half-written one."""
-    files: Files = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_file() or is_temporary(path.name) or path.name in (".lock", "report.json"):
-            continue
-        if any(is_temporary(part) for part in path.relative_to(folder).parts):
-            continue
-        files[name] = _content(path)
-    return files
-
-
-def _content(path: Path) -> Any:
-    """Return the content of a file without times; raise if it is half-written."""
-    data = path.read_bytes()
-    if path.suffix == ".json":
-        return _without_times(json.loads(data))
-    if path.suffix == ".jsonl":
-        records = {r["epoch"]: r for line in data.splitlines() if (r := json.loads(line))}
-        return _without_times(list(records.values()))
-    if path.suffix == ".toml":
-        tomllib.loads(data.decode())
-    elif path.suffix == ".safetensors" and load(data) and "checkpoints" not in path.parts:
-        end = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:end])
-        texts = header.pop("__metadata__", {})
-        metadata = {k: json.loads(v) if v[:1] in "[{" else v for k, v in texts.items()}
-        return [header, _without_times(metadata), data[end:]]
-    elif path.suffix == ".pt2":
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:
-                raise ValueError("damaged archive")
-    elif path.suffix == ".html" and not data.rstrip().endswith(b"</html>"):
-        raise ValueError("the page ends early")
-    has_times = path.suffix in (".pt2", ".html") or "checkpoints" in path.parts
-    return "" if has_times else data
-
-
-def _without_times(value: Any) -> Any:
-    """Drop durations, and the sums of files that have them."""
-    if isinstance(value, Mapping):
-        return {
-            key: _without_times(part)
-            for key, part in value.items()
-            if not any(word in key for word in TIMED_KEYS) and key != "files"
-        }
-    return [_without_times(part) for part in value] if isinstance(value, list) else value
-
-
 class Attack:
     """The attempts on one case."""
 
@@ -344,7 +291,7 @@ class Attack:
         if code != 0:
             self.outcome.fail("wrong exception", f"{self.case.name}: report: {code} {text[-1500:]}")
             return None
-        report = _without_times(json.loads((folder / "report.json").read_bytes()))
+        report = without_times(json.loads((folder / "report.json").read_bytes()))
         for name in ("report.json", "r.html"):
             (folder / name).unlink()
         return report

@@ -116,7 +116,7 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
                 for _ in range(rng.choice((1, 2, 200))):
                     holder[key] = rng.choice(([holder[key]], {"a": holder[key]}))
             case 3 if isinstance(holder, list):
-                holder[key:key] = [holder[key]] * rng.choice((1, 1000))
+                holder[key:key] = [holder[key]] * rng.choice((1, 1, 30, 30, 30, 1000))
             case 4 if isinstance(holder, dict):
                 holder[rng.choice(("", "x", "..", "__class__", str(key) + "s"))] = holder.pop(key)
             case _:
@@ -202,6 +202,31 @@ def mutate_npz(rng: random.Random, data: bytes) -> bytes:
             archive.writestr(zipfile.ZipInfo(name), content, method)
     out = buffer.getvalue()
     return mutate_bytes(rng, out) if rng.random() < 0.2 else out
+
+
+def mutate_pt(rng: random.Random, data: bytes) -> bytes:
+    """Change the pickle or the tensors of a `.pt` file, or its bytes."""
+    if rng.random() < 0.3:
+        return mutate_bytes(rng, data)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice([name for name in members if name.endswith("data.pkl")] * 3 + [*members])
+    old, new = rng.choice(
+        (
+            (b"torch._utils\n_rebuild_tensor_v2", b"os\nsystem"),
+            (b"collections\nOrderedDict", b"builtins\neval"),
+            (b"DoubleStorage", rng.choice((b"ByteStorage", b"ComplexDoubleStorage", b"Evil"))),
+            (b"cpu", rng.choice((b"cuda:0", b"meta", b"disk"))),
+            (b"K(", b"M" + rng.randrange(65_536).to_bytes(2, "little")),
+            (b"", b""),
+        )
+    )
+    changed = members[name].replace(old, new, 1) if old else mutate_bytes(rng, members[name])
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for other, content in {**members, name: changed}.items():
+            archive.writestr(zipfile.ZipInfo(other), content)
+    return buffer.getvalue()
 
 
 def mutate_safetensors(rng: random.Random, data: bytes) -> bytes:

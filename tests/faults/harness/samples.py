@@ -5,21 +5,18 @@ import hashlib
 import io
 import json
 import random
-import shutil
 import tarfile
+import wave
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest import mock
 
 import numpy as np
 import torch
 from PIL import Image
 
-import symrazor as sr
 from harness.mutation import (
     Mutate,
     mutate_bytes,
@@ -27,64 +24,24 @@ from harness.mutation import (
     mutate_npy,
     mutate_npz,
     mutate_png,
-    mutate_safetensors,
+    mutate_pt,
     mutate_text,
 )
+from harness.stored import (
+    checkpoints,
+    discoveries,
+    events,
+    fits,
+    manifests,
+    networks,
+    resumed_discoveries,
+    resumes,
+)
+from harness.target import RUN_FILE, Target, normal
 from symrazor.data import download, read
-from symrazor.discovery.result import Discovery
-from symrazor.dynamics.journal import Journal
 from symrazor.dynamics.trajectories import read_trajectories
 from symrazor.groups.constructors import from_file
-from symrazor.runs import load_run, run
 from symrazor.runs.config import read_config
-from symrazor.runs.folder import read_document, write_report
-from symrazor.runs.predictions import predict
-from symrazor.runs.writing import MANIFEST, read_manifest
-from symrazor.symmetry.architecture import read_network
-from symrazor.training.checkpoint import Checkpoints
-from symrazor.training.events import read_events
-
-RUN_FILE = """
-[data]
-name = "digits"
-limit = 40
-
-[model]
-width = 2
-groups = ["translation"]
-
-[fit]
-epochs = 1
-every = 1
-burn_in = 0
-batch_size = 20
-
-[razor]
-estimator = "mc"
-"""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A reader under attack.
-
-    Args:
-        name: name in the table.
-        read: reads the files in a folder, of which one was changed.
-        damage: file in the folder -> function that changes its content.
-        sealed: whether a changed file is given its new sum in `run.json`, as a stranger would.
-        spoil: called with the folder after a file was changed.
-    """
-
-    name: str
-    read: Callable[[Path, str], object]
-    damage: dict[str, Mutate]
-    sealed: bool = False
-    spoil: Callable[[random.Random, Path], None] | None = None
-
-
-def _x(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape)
 
 
 def _labels(n: int = 40) -> np.ndarray:
@@ -93,7 +50,7 @@ def _labels(n: int = 40) -> np.ndarray:
 
 def npy(folder: Path) -> Target:
     """Write two arrays."""
-    np.save(folder / "x.npy", _x(40, 3))
+    np.save(folder / "x.npy", normal(40, 3))
     np.save(folder / "y.npy", _labels())
     return Target("npy", lambda f, _: read(f / "x.npy"), {"x.npy": mutate_npy, "y.npy": mutate_npy})
 
@@ -101,9 +58,9 @@ def npy(folder: Path) -> Target:
 def npz(folder: Path) -> Target:
     """Write an archive with all keys of images."""
     arrays = {
-        "x": _x(40, 1, 4, 4),
+        "x": normal(40, 1, 4, 4),
         "y": _labels(),
-        "x_test": _x(30, 1, 4, 4),
+        "x_test": normal(30, 1, 4, 4),
         "y_test": _labels(30),
     }
     np.savez(folder / "data.npz", names=np.array(["a", "b", "c"]), kind=np.array("image"), **arrays)
@@ -163,9 +120,29 @@ def images(folder: Path) -> Target:
     return Target("images", lambda f, _: read(f), dict.fromkeys(names, mutate_png))
 
 
+def tensors(folder: Path) -> Target:
+    """Write `.pt` files: a dictionary, and a pair of another type."""
+    x, y = torch.from_numpy(normal(40, 3)), torch.from_numpy(_labels())
+    torch.save({"x": x, "y": y}, folder / "d.pt")
+    torch.save((x.bfloat16(), y), folder / "p.pt")
+    return Target(".pt", lambda f, name: read(f / name), dict.fromkeys(("d.pt", "p.pt"), mutate_pt))
+
+
+def sounds(folder: Path) -> Target:
+    """Write sounds of 8, 16 and 32 bits, in two classes."""
+    names = []
+    for number, width in enumerate((1, 2, 4, 2)):
+        names.append(f"{'ab'[number % 2]}/{number}.wav")
+        (folder / names[-1]).parent.mkdir(exist_ok=True)
+        with wave.open(str(folder / names[-1]), "wb") as file:
+            file.setparams((2, width, 8000, 0, "NONE", ""))
+            file.writeframes(bytes(range(40)) * width)
+    return Target("WAV", lambda f, _: read(f), dict.fromkeys(names, mutate_bytes))
+
+
 def trajectories(folder: Path) -> Target:
     """Write trajectories as an archive and as a table."""
-    np.savez(folder / "t.npz", states=_x(4, 10, 2), times=np.arange(10.0))
+    np.savez(folder / "t.npz", states=normal(4, 10, 2), times=np.arange(10.0))
     (folder / "t.csv").write_text(TABLES["trajectories"])
 
     def read_one(folder: Path, name: str) -> None:
@@ -187,164 +164,6 @@ def groups(folder: Path) -> Target:
     (folder / "m.json").write_text(json.dumps({"name": "O(2)", **flow}))
     damage: dict[str, Mutate] = {"p.json": mutate_json, "m.json": mutate_json}
     return Target("groups", lambda f, name: from_file(f / name), damage)
-
-
-def events(folder: Path) -> Target:
-    """Write the records of a training."""
-    lines = [json.dumps({"epoch": k, "nll": 1.0 / (k + 1)}) for k in range(5)]
-    (folder / "events.jsonl").write_text("\n".join(lines) + "\n")
-    return Target(
-        "events", lambda f, _: read_events(f / "events.jsonl"), {"events.jsonl": mutate_text}
-    )
-
-
-def checkpoints(folder: Path) -> Target:
-    """Write a checkpoint and a journal; sums of a changed state are corrected."""
-    training = {"belongs_to": {"a": torch.ones(3)}, "state": {"seconds": 1.0}}
-    state = {"trainings": [training], "decisions": {}}
-    place = Checkpoints(folder).save(state, 3, 1).relative_to(folder)
-
-    def load(folder: Path, _: str) -> None:
-        Checkpoints(folder).load()
-        _ = Journal(folder).seconds
-
-    damage: dict[str, Mutate] = {
-        f"{place}/state.json": mutate_json,
-        f"{place}/tensors.safetensors": mutate_safetensors,
-    }
-    return Target("checkpoints", load, damage, spoil=partial(_correct_sums, str(place)))
-
-
-def _correct_sums(place: str, rng: random.Random, folder: Path) -> None:
-    """Give a changed checkpoint the sums of its parts, as a stranger would."""
-    try:
-        document = json.loads((folder / place / "state.json").read_bytes())
-        text = json.dumps(document["state"], sort_keys=True).encode()
-        document["state_blake2b"] = hashlib.blake2b(text, digest_size=16).hexdigest()
-        tensors = (folder / place / "tensors.safetensors").read_bytes()
-        document["tensors_blake2b"] = hashlib.blake2b(tensors).hexdigest()
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return
-    (folder / place / "state.json").write_text(json.dumps(document))
-
-
-def _discovery() -> Discovery:
-    x = torch.from_numpy(_x(40, 3)).float()
-    return sr.discover(x, x[:, 0] > 0, epochs=1)
-
-
-def networks(folder: Path) -> Target:
-    """Write a network as architecture.json and weights."""
-    _discovery().save(folder / "run")
-    for name in ("architecture.json", "network.safetensors"):
-        (folder / name).write_bytes((folder / "run" / name).read_bytes())
-    damage: dict[str, Mutate] = {
-        "architecture.json": mutate_json,
-        "network.safetensors": mutate_safetensors,
-    }
-    return Target("architecture.json", lambda f, _: read_network(f), damage)
-
-
-def discoveries(folder: Path) -> Target:
-    """Write the run folder of a discovery, and inputs for its network."""
-    _discovery().save(folder / "run")
-    np.savez(folder / "new.npz", x=_x(5, 3).astype(np.float32))
-
-    def use(folder: Path, _: str) -> None:
-        try:
-            write_report(folder / "run", read_document(folder / "run"))
-        finally:
-            predict(folder / "run", folder / "new.npz")
-
-    damage: dict[str, Mutate] = {
-        "run/discover.json": mutate_json,
-        "run/architecture.json": mutate_json,
-        "run/network.safetensors": mutate_safetensors,
-        "run/uncertainty.safetensors": mutate_safetensors,
-    }
-    return Target("run of discover", use, damage, sealed=True)
-
-
-def fits(folder: Path) -> Target:
-    """Write the run folder of a fit."""
-    (folder / "run.toml").write_text(RUN_FILE)
-    run(read_config(folder / "run.toml"), folder / "run")
-    np.savez(folder / "new.npz", x=_x(5, 1, 8, 8).astype(np.float32))
-    names = ("config.toml", "events.jsonl", "reading.json", "network.safetensors")
-
-    def use(folder: Path, _: str) -> None:
-        try:
-            write_report(folder / "run", read_document(folder / "run"))
-        finally:
-            predict(folder / "run", folder / "new.npz")
-            load_run(folder / "run")
-
-    kinds = (mutate_text, mutate_text, mutate_json, mutate_safetensors)
-    damage = {f"run/{name}": kind for name, kind in zip(names, kinds, strict=True)}
-    damage |= {"run/razor.safetensors": mutate_safetensors}
-    damage |= {"run/plain/network.safetensors": mutate_safetensors}
-    damage |= {"run/plain/architecture.json": mutate_json}
-    damage |= {"run/plain/uncertainty.safetensors": mutate_safetensors}
-    return Target("run of fit", use, damage, sealed=True)
-
-
-def resumes(folder: Path) -> Target:
-    """Write the checkpoint of a finished training, from which a hostile one is continued."""
-    x = torch.from_numpy(_x(20, 3)).float()
-    y = (x[:, 0] > 0).long()
-
-    def resume(folder: Path, _: str = "") -> None:
-        for other in (folder / "checkpoints").glob("*"):  # of the last input
-            if other != place:
-                shutil.rmtree(other)
-        torch.manual_seed(0)
-        sr.fit(torch.nn.Linear(3, 2), (x, y), epochs=1, resume=folder / "checkpoints")
-
-    place = Path()
-    resume(folder)
-    place = Checkpoints(folder / "checkpoints").paths()[-1]
-    name = str(place.relative_to(folder))
-    damage: dict[str, Mutate] = {
-        f"{name}/state.json": mutate_json,
-        f"{name}/tensors.safetensors": mutate_safetensors,
-    }
-    return Target("resumed fit", resume, damage, spoil=partial(_correct_sums, name))
-
-
-def resumed_discoveries(folder: Path) -> Target:
-    """Write the folder of a discovery that was killed near its end, from which it is resumed."""
-    x = torch.from_numpy(_x(40, 3)).float()
-    y = (x[:, 0] > 0).long()
-    sr.discover(x, y, epochs=1, out=folder / "killed")
-    (started,) = (folder / "killed" / "unfinished").iterdir()
-    state = sorted(started.glob("two*/step*"))[-1]
-    place = state.relative_to(folder)
-
-    def copy(rng: random.Random, folder: Path) -> None:
-        _correct_sums(str(place), rng, folder)
-        shutil.rmtree(folder / "run", ignore_errors=True)
-        shutil.copytree(folder / "killed", folder / "run")
-
-    def resume(folder: Path, _: str) -> None:
-        sr.discover(x, y, epochs=1, out=folder / "run")
-
-    damage: dict[str, Mutate] = {
-        str(file.relative_to(folder)): mutate_json for file in sorted(started.glob("*.json"))
-    }
-    damage |= {f"{place}/state.json": mutate_json}
-    damage |= {f"{place}/tensors.safetensors": mutate_safetensors}
-    return Target("resumed discovery", resume, damage, spoil=copy)
-
-
-def manifests(folder: Path) -> Target:
-    """Write the run folder of a discovery; its manifest is changed."""
-    _discovery().save(folder / "run")
-
-    def use(folder: Path, _: str) -> None:
-        read_manifest(folder / "run")
-        read_document(folder / "run")
-
-    return Target("run.json", use, {f"run/{MANIFEST}": mutate_json})
 
 
 def tars(folder: Path) -> Target:
@@ -382,16 +201,7 @@ def tars(folder: Path) -> Target:
 TARGETS: dict[str, Callable[[Path], Target]] = {
     make.__name__: make
     for make in (
-        *(npy, npz, idx, csv, cifar, images, trajectories, toml, groups, events, checkpoints),
-        *(networks, discoveries, fits, resumes, resumed_discoveries, manifests, tars),
+        *(npy, npz, idx, csv, cifar, images, tensors, sounds, trajectories, toml, groups, events),
+        *(checkpoints, networks, discoveries, fits, resumes, resumed_discoveries, manifests, tars),
     )
 }
-
-
-def reseal(folder: Path) -> None:
-    """Store the sums of all parts in `run.json`; written here to be fast and independent."""
-    document: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-    for name in document["files"]:
-        if (folder / name).is_file():
-            document["files"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    (folder / MANIFEST).write_text(json.dumps(document))
