@@ -3,8 +3,8 @@
 Small networks leave most of a second thread idle, so several trainings side by side are faster than
 one training on all threads. A worker is a Python interpreter that imports this package, not the
 main script of the user: scripts need no `if __name__ == "__main__"` guard. It imports modules from
-where this process does, and not from the working directory if this process does not. Jobs and results travel
-as pickles between a process and the workers that it started; no file is involved.
+where this process does, and not from the working directory if this process does not. Jobs and
+results travel as pickles between a process and the workers that it started; no file is involved.
 
     with Workers(count=2, shared=data) as workers:
         for index, result in workers.run(train, jobs):
