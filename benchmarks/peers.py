@@ -29,7 +29,7 @@ from peers_agreement import compare_values
 from peers_laplace import BATCH, PEERS, Loader, fit_peer, peer_evidence
 from symrazor.bench.evidence import data, estimate, network, sgd_epoch
 from symrazor.bench.measure import interleave, peak_memory, write_rows
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method
 
 
 @dataclass(frozen=True)

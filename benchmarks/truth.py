@@ -24,7 +24,7 @@ from torch.func import hessian
 import symrazor as sr
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.validation import replace_options
-from symrazor.curvature.structures import STRUCTURES
+from symrazor.curvature.task import STRUCTURES
 from symrazor.inference.variational import Diagonal, Full, GaussianPosterior, kl
 from symrazor.testing.annealing import BatchedLikelihood, annealed_log_evidence
 

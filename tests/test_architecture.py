@@ -47,7 +47,6 @@ TESTED_BY = {
     "curvature/gradient_structures.py": "curvature/test_structures.py",
     "curvature/operation_rules.py": "curvature/test_operations.py",
     "curvature/recurrent.py": "curvature/test_operations.py",
-    "curvature/task.py": "curvature/test_estimate.py",
     "serving/session.py": "serving/test_server.py",
     "data/categories.py": "data/test_csv_files.py",
     "data/times.py": "discovery/test_trajectories.py",

@@ -282,8 +282,8 @@ def main() -> None:
             for row in compare(group, checkouts, options.rounds, options.memory):
                 rows.append(row)
                 print(markdown(row), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(document(rows, options), indent=1) + "\n")
+                if options.json:  # after every row, so that an interrupted comparison keeps them
+                    options.json.write_text(json.dumps(document(rows, options), indent=1) + "\n")
 
 
 if __name__ == "__main__":

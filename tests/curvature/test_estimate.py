@@ -12,10 +12,9 @@ from symrazor.core.errors import CurvatureError
 from symrazor.core.likelihood import Categorical
 from symrazor.core.prior import LOG_PRECISION_BOUNDS
 from symrazor.curvature import cuda_replay as replay
-from symrazor.curvature.accumulate import Total, map_factors
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import ROOT_COPIES, CurvatureTask, Method
+from symrazor.curvature.estimate import Method, estimate_curvature
+from symrazor.curvature.task import ROOT_COPIES, CurvatureTask, Total, map_factors
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg import eigen_jobs
 from symrazor.linalg.blocks import STACKED_ROW, Dense, Diag, Kron, StackedSpectra

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.curvature.accumulate import Statistics, absorb
-from symrazor.curvature.estimate import Curvature, estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
+from symrazor.curvature.task import Statistics, absorb
 from symrazor.layers import FC, FFC, Conv, Relaxed
 from symrazor.linalg import factor
 from symrazor.linalg.blocks import Dense, Kron

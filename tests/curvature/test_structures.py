@@ -14,7 +14,7 @@ from symrazor.curvature import (
     estimate_curvature,
     register_structure,
 )
-from symrazor.curvature.structures import STRUCTURES
+from symrazor.curvature.task import STRUCTURES
 from symrazor.linalg.blocks import Block, Dense, Diag
 from symrazor.testing import assert_close, dense_ggn
 

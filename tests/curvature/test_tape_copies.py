@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 import symrazor as sr
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.layers import SConv
 
 

@@ -8,8 +8,7 @@ from torch import nn
 import symrazor as sr
 from symrazor import groups
 from symrazor.core.likelihood import Categorical
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.layers import GFFC, Conv, GConv, GReadout, GroupPool, Path, Relaxed, SGConv
 from symrazor.layers.gconv import Kind
 from symrazor.layers.point_group import point_group

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.layers import FC, FFC, SFC, Conv, Relaxed, SConv, path_groups
 from symrazor.layers.basis import Form, Role
 from symrazor.testing import Head, assert_close, dense_block, dense_ggn

@@ -30,8 +30,8 @@ from symrazor.core.likelihood import Categorical, Probe
 from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import Curvature, collect_curvature
-from symrazor.curvature.task import CurvatureTask, Method
+from symrazor.curvature.estimate import Curvature, Method, collect_curvature
+from symrazor.curvature.task import CurvatureTask
 from symrazor.data import TensorLoader, digits
 from symrazor.inference.evidence import Evidence, laplace_evidence
 

@@ -5,7 +5,7 @@ the package only sees that format. May import: `linalg`, `data`, `core`, `accele
 """
 
 from symrazor.curvature.ekfac import EkfacStructure
-from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
 from symrazor.curvature.gradient_structures import (
     BlockStructure,
     DiagonalStructure,
@@ -13,8 +13,8 @@ from symrazor.curvature.gradient_structures import (
     GradientStructure,
 )
 from symrazor.curvature.kernel import KernelStructure
-from symrazor.curvature.structures import KroneckerStructure, Structure, register_structure
-from symrazor.curvature.task import Method
+from symrazor.curvature.structures import KroneckerStructure, Structure
+from symrazor.curvature.task import register_structure
 from symrazor.curvature.weight_sharing import Sharing, sharing
 
 register_structure("kron", KroneckerStructure())

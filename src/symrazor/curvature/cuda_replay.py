@@ -22,7 +22,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -31,21 +31,19 @@ from torch import Tensor, nn
 from symrazor.accelerate.cuda_graphs import pause_garbage_collection
 from symrazor.accelerate.devices import iter_sequentially, side_stream
 from symrazor.accelerate.torch_internals import foreach_zero_
-from symrazor.curvature.accumulate import (
+from symrazor.curvature.tape import Tape
+from symrazor.curvature.task import (
     BatchSums,
     Contributions,
+    CurvatureTask,
     Job,
     Key,
     Scheduler,
     Statistics,
     Total,
 )
-from symrazor.curvature.tape import Tape
 from symrazor.data.batches import Input, NumberedBatch, check_inputs, map_tensors
 from symrazor.linalg.factor import Factor, Symmetric
-
-if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask
 
 log = logging.getLogger("symrazor")
 
@@ -59,7 +57,7 @@ _recorded_shapes: WeakKeyDictionary[nn.Module, set[torch.Size]] = WeakKeyDiction
 class GraphReplayScheduler(Scheduler):
     """Record one batch of a task on a GPU as CUDA graphs and replay it for all others."""
 
-    def __init__(self, task: "CurvatureTask") -> None:
+    def __init__(self, task: CurvatureTask) -> None:
         self.task = task
 
     def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
@@ -119,7 +117,7 @@ def _batches_before_recording(model: nn.Module, x: Input) -> int:
     return 1 if known else MIN_EAGER_BATCHES
 
 
-def can_record(task: "CurvatureTask", total: BatchSums, x: Input) -> bool:
+def can_record(task: CurvatureTask, total: BatchSums, x: Input) -> bool:
     """Return whether all sums of a batch can be added in place, on a GPU."""
     if not isinstance(x, Tensor) or not x.is_cuda or not task.structure.replayable:
         return False
@@ -138,7 +136,7 @@ class Replay:
     raised and nothing has been added.
     """
 
-    def __init__(self, task: "CurvatureTask", total: BatchSums, batch: NumberedBatch) -> None:
+    def __init__(self, task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> None:
         x, y = batch.x, batch.y
         assert isinstance(x, Tensor)
         check_inputs(x, y, batch.name)
@@ -177,7 +175,7 @@ class Replay:
         """Return whether a batch has the recorded shape and dtype."""
         return isinstance(x, Tensor) and x.shape == self.x.shape and x.dtype == self.x.dtype
 
-    def is_valid_for(self, task: "CurvatureTask", x: Input) -> bool:
+    def is_valid_for(self, task: CurvatureTask, x: Input) -> bool:
         """Return whether the sums are free and a batch is still computed as it was recorded."""
         if self.loan() is not None or not self.fits(x):
             return False
@@ -208,7 +206,7 @@ class Replay:
         self._lend(sums)
         return BatchSums(torch.zeros((), dtype=torch.float64, device=self.x.device), 0, sums)
 
-    def add(self, task: "CurvatureTask", batch: NumberedBatch, caller: Stream) -> BatchSums:
+    def add(self, task: CurvatureTask, batch: NumberedBatch, caller: Stream) -> BatchSums:
         """Add the factors of a batch in place and return the rest of its contribution.
 
         The graphs run on the current stream; outputs are evaluated on the caller's stream.
@@ -235,7 +233,7 @@ class _Loan:
     """Held by factors whose memory belongs to a recording."""
 
 
-def _premises(task: "CurvatureTask", tape: Tape) -> tuple[object, ...]:
+def _premises(task: CurvatureTask, tape: Tape) -> tuple[object, ...]:
     """Return everything that a recording depends on except the values of weights and data."""
     state = [*task.model.parameters(), *task.model.buffers()]
     addresses = [(t.data_ptr(), t.shape, t.dtype, t.requires_grad) for t in state]
@@ -257,7 +255,7 @@ def _drop_recordings(device: torch.device) -> None:
             del _last_recordings[model]
 
 
-def _record(task: "CurvatureTask", total: BatchSums, batch: NumberedBatch) -> Replay | None:
+def _record(task: CurvatureTask, total: BatchSums, batch: NumberedBatch) -> Replay | None:
     """Return a recording of a batch, or None if it cannot be recorded."""
     assert isinstance(batch.x, Tensor)
     _drop_recordings(batch.x.device)

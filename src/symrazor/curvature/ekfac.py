@@ -28,7 +28,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.curvature.accumulate import Statistics
 from symrazor.curvature.structures import (
     Cotangents,
     Gradients,
@@ -38,11 +37,12 @@ from symrazor.curvature.structures import (
     tensor_block,
 )
 from symrazor.curvature.tape import Use, join, multiply_blocks, widened
+from symrazor.curvature.task import CurvatureTask, Statistics
 from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 
 if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask, Method
+    from symrazor.curvature.estimate import Method
 
 MAX_POSITION_PAIRS = 10
 """Pairs of positions up to which second moments are summed without forming gradients."""
@@ -67,7 +67,7 @@ class EkfacStructure(Structure):
     supports_weight_precisions = False
     passes = 2
 
-    def first_method(self, task: "CurvatureTask", expected: int | None) -> "Method":
+    def first_method(self, task: CurvatureTask, expected: int | None) -> "Method":
         """Return Kronecker factors from random probes if there are enough samples.
 
         Any orthogonal basis gives a lower bound, and only the second pass needs all columns of the
@@ -83,9 +83,7 @@ class EkfacStructure(Structure):
         """Return the part of every batch that the first pass reads."""
         return BASIS_SHARE if (expected or 0) >= MIN_SHARED_DATA else 1.0
 
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
+    def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return second moments of one batch in the eigenbasis of the first pass."""
         sums: Statistics = {}
         gradients: Gradients = {}
@@ -107,7 +105,7 @@ class EkfacStructure(Structure):
         return sums
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build a block per weight in its eigenbasis, and an exact block for all other tensors."""
         blocks: list[Block] = []

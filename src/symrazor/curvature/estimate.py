@@ -8,10 +8,11 @@ so that batch size and order do not matter beyond rounding. `collect_curvature` 
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from operator import itemgetter
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,15 @@ from symrazor.accelerate.devices import (
     tf32,
 )
 from symrazor.accelerate.processes import is_distributed, unwrap, world
-from symrazor.core.likelihood import Likelihood, as_likelihood
-from symrazor.curvature.accumulate import (
-    Job,
-    ProcessScheduler,
+from symrazor.core.likelihood import Likelihood, Probe, as_likelihood
+from symrazor.core.validation import check_at_least, check_types
+from symrazor.curvature.coverage import check_mode, layers, verify
+from symrazor.curvature.cuda_replay import GraphReplayScheduler
+from symrazor.curvature.process_sums import ProcessScheduler
+from symrazor.curvature.structures import Bases
+from symrazor.curvature.task import (
+    STRUCTURES,
+    CurvatureTask,
     Scheduler,
     SerialScheduler,
     Statistics,
@@ -35,16 +41,10 @@ from symrazor.curvature.accumulate import (
     Total,
     map_factors,
 )
-from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.cuda_replay import GraphReplayScheduler
-from symrazor.curvature.structures import Bases
-from symrazor.curvature.task import AUTO, CurvatureTask, Method
 from symrazor.data.batches import (
     Input,
     Loader,
-    NumberedBatch,
     RepeatedBatches,
-    call,
     map_tensors,
     numbered_batches,
 )
@@ -52,8 +52,96 @@ from symrazor.linalg.blocks import Block, StackedSpectra
 from symrazor.linalg.eigen_jobs import solve
 from symrazor.linalg.factor import Factor
 
+AUTO = "auto"
+"""Structure that a `Razor` chooses by its cost; see `inference.evidence`."""
+KERNEL_OPTIONS = {"block": None, "outputs": "joint", "grouping": "order", "scaling": "matrix"}
+"""Options of "kernel" and their defaults."""
 BASIS_SEED = 0
 """Seed of the probes in the first pass of an exact estimate."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How curvature is computed.
+
+    Args:
+        structure: "kron" (Kronecker factors), "ekfac" (second moments in their eigenbasis), "diag",
+            "block" (dense per tensor), "full", "kernel" (full, over samples), a name given to
+            `register_structure`, or, for a `Razor`, "auto" (see `inference.evidence`).
+        estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
+            (gradients at the true labels; cheap, but not the curvature: for comparison).
+        samples: probes per sample for "mc".
+        probe: "spectral" or "label", see `Likelihood.sampled_root`.
+        flavour: how "kron" treats the shared index s: "expand" or "reduce".
+        blocks: whether under "kron" each block k has its "own" output factor, or all have the
+            "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
+        copies: whether "kron" treats copies over which a model averages as further positions
+            ("expand"), or averages inputs and sums cotangents over them ("reduce").
+        input_rows: rows per feature from which "kron" computes an input factor, without bias, if
+            the data have more; None for all rows. They are those of evenly spaced samples of each
+            batch (pass the data in random order), at least an eighth. 200 are plenty for
+            convolutions, whose positions give millions of rows for a few hundred features.
+        block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
+            None for all samples together.
+        outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
+            "independent" (a lower bound), or reads one random output per batch ("sampled", a lower
+            bound on average).
+        grouping: whether "kernel" makes blocks of consecutive samples ("order") or of samples with
+            the same label ("class").
+        scaling: how "kernel" scales a subset to all data: its "matrix", or "geometric", the mean of
+            two bounds of the log-determinant (see `curvature.kernel`).
+    """
+
+    structure: str = "kron"
+    estimator: Literal["exact", "mc", "empirical"] = "exact"
+    samples: int = 1
+    probe: Probe = "spectral"
+    flavour: Literal["expand", "reduce"] = "expand"
+    blocks: Literal["own", "averaged"] = "own"
+    copies: Literal["reduce", "expand"] = "reduce"
+    input_rows: int | None = None
+    block: int | None = None
+    outputs: Literal["joint", "independent", "sampled"] = "joint"
+    grouping: Literal["order", "class"] = "order"
+    scaling: Literal["matrix", "geometric"] = "matrix"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.structure not in (*STRUCTURES, AUTO):
+            raise ValueError(
+                f"structure must be one of {(*STRUCTURES, AUTO)}, got {self.structure!r}."
+            )
+        check_at_least(self, 1, "samples", "input_rows", "block")
+        changed = [
+            name for name, default in KERNEL_OPTIONS.items() if getattr(self, name) != default
+        ]
+        if changed and self.structure != "kernel":
+            raise ValueError(
+                f"{changed[0]} has no effect for structure={self.structure!r}, only for 'kernel'."
+            )
+        if self.scaling == "geometric" and len(changed) > 1:
+            raise ValueError(
+                f"{changed[0]} has no effect for scaling='geometric', which has one block."
+            )
+
+    @property
+    def description(self) -> str:
+        """The structure in words, as reports name it."""
+        words = {
+            "full": "full Gauss-Newton matrix",
+            "kernel": "full Gauss-Newton matrix",
+            "ekfac": "EKFAC, a lower bound",
+            "kron": "Kronecker factors",
+        }
+        if self.scaling == "geometric":
+            return "a subset, between two bounds"
+        if self.block is not None or self.outputs != "joint" or self.grouping != "order":
+            block = "all" if self.block is None else f"{self.block:,}"
+            label = " of one class" if self.grouping == "class" else ""
+            outputs = "" if self.outputs == "joint" else f", {self.outputs} outputs"
+            bound = "a lower bound on average" if self.outputs == "sampled" else "a lower bound"
+            return f"blocks of {block} samples{label}{outputs}, {bound}"
+        return words.get(self.structure, self.structure)
 
 
 @dataclass
@@ -269,9 +357,9 @@ def choose_scheduler(task: CurvatureTask, keep_graph: bool = False) -> Scheduler
     if accelerated and task.device.type == "cuda":
         scheduler = GraphReplayScheduler(task)
     elif accelerated and on_cpu and task.structure.runs_in_threads:
-        scheduler = ThreadedScheduler(_jobs_by_batch(task, keep_graph))
+        scheduler = ThreadedScheduler(task.jobs_by_batch(keep_graph))
     else:
-        scheduler = SerialScheduler(_jobs_by_batch(task, keep_graph))
+        scheduler = SerialScheduler(task.jobs_by_batch(keep_graph))
     return ProcessScheduler(scheduler, task.device) if is_distributed() else scheduler
 
 
@@ -281,31 +369,3 @@ def _expected_locally(task: CurvatureTask, keep_graph: bool, expected: int | Non
         return None
     early = task.device.type == "cuda" or task.structure.runs_in_threads
     return expected // world().size if early else None
-
-
-def _jobs_by_batch(task: CurvatureTask, keep_graph: bool) -> Callable[[NumberedBatch], list[Job]]:
-    """Return the function that runs the model on a batch and returns the remaining jobs."""
-    task_of = task.by_batch()
-    channels_last: bool | None = None  # decided on the first batch
-
-    def jobs(batch: NumberedBatch) -> list[Job]:
-        nonlocal channels_last
-        x = batch.x
-        if channels_last is None:
-            channels_last = not keep_graph and _accepts_channels_last(task, x)
-        if channels_last and isinstance(x, Tensor):
-            x = x.contiguous(memory_format=torch.channels_last)
-        return task_of(batch.number).jobs(x, batch.y, batch.name, keep_graph)
-
-    return jobs
-
-
-def _accepts_channels_last(task: CurvatureTask, x: Input) -> bool:
-    """Return whether a model convolves images on a CPU, faster in that layout, and accepts it."""
-    convolves = any(isinstance(layer.module, nn.Conv2d) for layer in task.layers)
-    if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
-        return False
-    with suppress(RuntimeError), torch.no_grad():  # view() does not accept every memory layout
-        call(task.model, x[:2].contiguous(memory_format=torch.channels_last))
-        return True
-    return False

@@ -6,13 +6,11 @@ $J J^\top$.
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from symrazor.core.files import free_bytes
-from symrazor.curvature.accumulate import Key, Statistics
 from symrazor.curvature.structures import (
     Cotangents,
     Gradients,
@@ -20,11 +18,9 @@ from symrazor.curvature.structures import (
     add_gradients,
     tensor_block,
 )
+from symrazor.curvature.task import CurvatureTask, Key, Statistics
 from symrazor.linalg.blocks import Block, Dense
 from symrazor.linalg.factor import Factor
-
-if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask
 
 FULL_KEY: Key = ("", "H")
 CHECKED_BYTES = 1 << 30
@@ -48,9 +44,7 @@ def check_dense_size(columns: int, structure: str, device: torch.device) -> None
 class GradientStructure(Structure):
     """A structure whose sums are computed from per-sample gradients of every tensor."""
 
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
+    def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return the sums of one batch over some columns of the root."""
         gradients: Gradients = {}
         for uses, gs in cotangents:
@@ -59,11 +53,11 @@ class GradientStructure(Structure):
         return self.reduce(task, {name: torch.cat(js) for name, js in gradients.items()})
 
     @abstractmethod
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
+    def reduce(self, task: CurvatureTask, gradients: dict[str, Tensor]) -> Statistics:
         """Return the sums of per-sample gradients [(c n), p], by tensor."""
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build one block per tensor."""
         return [tensor_block(task, sums, name, scale) for name in task.tensors]
@@ -74,7 +68,7 @@ class DiagonalStructure(GradientStructure):
 
     runs_in_threads = True
 
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
+    def reduce(self, task: CurvatureTask, gradients: dict[str, Tensor]) -> Statistics:
         """Sum the squares of the gradients."""
         return {(name, "h"): j.double().square().sum(0) for name, j in gradients.items()}
 
@@ -87,7 +81,7 @@ class BlockStructure(GradientStructure):
         for value in theta.values():
             check_dense_size(value.numel(), "block", value.device)
 
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
+    def reduce(self, task: CurvatureTask, gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the gradients, by tensor."""
         return {(name, "H"): Factor.of_rows(j.unsqueeze(1)) for name, j in gradients.items()}
 
@@ -100,7 +94,7 @@ class FullStructure(GradientStructure):
         size = sum(value.numel() for value in theta.values())
         check_dense_size(size, "full", next(iter(theta.values())).device)
 
-    def reduce(self, task: "CurvatureTask", gradients: dict[str, Tensor]) -> Statistics:
+    def reduce(self, task: CurvatureTask, gradients: dict[str, Tensor]) -> Statistics:
         """Sum the outer products of the concatenated gradients."""
         theta, any_j = task.theta, next(iter(gradients.values()))
         rows = [  # zeros for a layer that does not act on the outputs: a path that is off
@@ -111,7 +105,7 @@ class FullStructure(GradientStructure):
         return {FULL_KEY: Factor.of_rows(torch.cat(rows, 1).double().unsqueeze(1))}
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build the one block."""
         shapes = {name: task.theta[name].shape for name in task.tensors}

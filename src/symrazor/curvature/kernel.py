@@ -43,13 +43,12 @@ independent, or reads one random output per batch. Pass data in random order.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.curvature.accumulate import Job, Key, Statistics
 from symrazor.curvature.gradient_structures import check_dense_size
 from symrazor.curvature.structures import (
     Cotangents,
@@ -60,6 +59,7 @@ from symrazor.curvature.structures import (
     layer_cotangents,
 )
 from symrazor.curvature.tape import Tape, Use, join
+from symrazor.curvature.task import CurvatureTask, Job, Key, Statistics
 from symrazor.linalg.blocks import Block, Dense, LogPrecisions
 from symrazor.linalg.eigen_jobs import Spectrum, eigenvalues, eigenvectors
 from symrazor.linalg.jacobian_rows import (
@@ -83,9 +83,6 @@ from symrazor.linalg.kernel_solvers import (
     plus_identity_,
 )
 
-if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask
-
 EXACT_ROWS = 1000
 """Kernels with more rows are approximated from some of their columns."""
 ROWS_KEY: Key = ("", "J")
@@ -95,7 +92,7 @@ class KernelStructure(Structure):
     """The full Gauss-Newton matrix from the rows of its Jacobian, or blocks of it."""
 
     def output_jobs(
-        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+        self, task: CurvatureTask, tape: Tape, roots: Tensor, keep_graph: bool = False
     ) -> list[Job]:
         """Return the one job of a batch, for all columns of the root or for a random one."""
         columns = roots
@@ -114,9 +111,7 @@ class KernelStructure(Structure):
 
         return [as_job(sums, keep_graph)]
 
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
+    def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return the rows of one batch, in the smaller form for each tensor."""
         by_layer: dict[str, tuple[list[Use], list[list[Tensor]]]] = {}
         for uses, gs in cotangents:
@@ -141,7 +136,7 @@ class KernelStructure(Structure):
         return {ROWS_KEY: JacobianRows([BatchRows(n, c, rows)])}
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build one block for all weights, or one block for each block of samples."""
         rows = sums[ROWS_KEY]

@@ -34,14 +34,14 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
-from symrazor.curvature.accumulate import BatchSums, Job, Statistics, add
 from symrazor.curvature.tape import Tape, Use, widened
+from symrazor.curvature.task import BatchSums, CurvatureTask, Job, Statistics, add
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
 
 if TYPE_CHECKING:
-    from symrazor.curvature.task import CurvatureTask, Method
+    from symrazor.curvature.estimate import Method
 
 MAX_DENSE_ENTRIES = 4096
 """Under "kron", biases and norm scales with more entries get a diagonal block."""
@@ -80,7 +80,7 @@ class Structure(ABC):
     passes = 1
     first = "kron"
 
-    def first_method(self, task: "CurvatureTask", expected: int | None) -> "Method":
+    def first_method(self, task: CurvatureTask, expected: int | None) -> "Method":
         """Return the method of the first of two passes.
 
         Args:
@@ -101,9 +101,7 @@ class Structure(ABC):
         """Raise ValueError if the blocks of these tensors do not fit the free memory."""
 
     @abstractmethod
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
+    def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return the sums of one batch over some columns of the root.
 
         Args:
@@ -114,14 +112,14 @@ class Structure(ABC):
         """
 
     def input_jobs(
-        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
+        self, task: CurvatureTask, tape: Tape, keep_graph: bool = False
     ) -> tuple[list[Job], list[Job]]:
         """Return the jobs that need no cotangents: those that release inputs, and the others."""
         return [], []
 
     @abstractmethod
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build the blocks of the whole data set.
 
@@ -133,7 +131,7 @@ class Structure(ABC):
         """
 
     def jobs(
-        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+        self, task: CurvatureTask, tape: Tape, roots: Tensor, keep_graph: bool = False
     ) -> list[Job]:
         """Return all jobs of a batch after its forward pass, to be run in this order.
 
@@ -144,7 +142,7 @@ class Structure(ABC):
         return [*first, *self.output_jobs(task, tape, roots, keep_graph), *last]
 
     def output_jobs(
-        self, task: "CurvatureTask", tape: Tape, roots: Tensor, keep_graph: bool = False
+        self, task: CurvatureTask, tape: Tape, roots: Tensor, keep_graph: bool = False
     ) -> list[Job]:
         """Return the jobs that need cotangents, each for some columns of the root."""
         parts = roots.split(self.columns_per_job)
@@ -155,17 +153,6 @@ class Structure(ABC):
             return self.collect(task, cotangents, keep_graph)
 
         return [as_job(partial(sums, columns), keep_graph) for columns in parts]
-
-
-STRUCTURES: dict[str, Structure] = {}
-"""Structures by the name that users give as `structure=`."""
-
-
-def register_structure(name: str, structure: Structure) -> None:
-    """Make a structure available as `structure=name`."""
-    if name in STRUCTURES:
-        raise ValueError(f"A curvature structure named {name!r} exists already: choose another.")
-    STRUCTURES[name] = structure
 
 
 def add_exact_sums(sums: Statistics, gradients: Gradients) -> None:
@@ -189,7 +176,7 @@ def as_job(sums: Callable[[], Statistics], keep_graph: bool) -> Job:
     return job
 
 
-def tensor_block(task: "CurvatureTask", sums: Statistics, name: str, scale: float) -> Block:
+def tensor_block(task: CurvatureTask, sums: Statistics, name: str, scale: float) -> Block:
     """Build the block of one tensor from its "H" or "h"; zero if its layer was never used."""
     value = task.theta[name]
     H = sums.get((name, "H"))
@@ -245,7 +232,7 @@ class KroneckerStructure(Structure):
     supports_weight_precisions = False
 
     def input_jobs(
-        self, task: "CurvatureTask", tape: Tape, keep_graph: bool = False
+        self, task: CurvatureTask, tape: Tape, keep_graph: bool = False
     ) -> tuple[list[Job], list[Job]]:
         """Return the jobs of the input factors A."""
         by_layer: dict[str, list[Use]] = {}
@@ -260,9 +247,7 @@ class KroneckerStructure(Structure):
             (first if release else last).append(as_job(sums, keep_graph))
         return first, last
 
-    def collect(
-        self, task: "CurvatureTask", cotangents: Cotangents, keep_graph: bool
-    ) -> Statistics:
+    def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return the output factors G, and H or h of all other tensors."""
         sums: Statistics = {}
         gradients: Gradients = {}
@@ -292,7 +277,7 @@ class KroneckerStructure(Structure):
         return sums
 
     def build(
-        self, task: "CurvatureTask", sums: Statistics, scale: float, repeats: float
+        self, task: CurvatureTask, sums: Statistics, scale: float, repeats: float
     ) -> list[Block]:
         """Build a Kronecker block per weight and an exact block for every other tensor."""
         blocks: list[Block] = []
@@ -310,7 +295,7 @@ class KroneckerStructure(Structure):
         return blocks
 
 
-def _kronecker_block(task: "CurvatureTask", sums: Statistics, layer: Layer, scale: float) -> Block:
+def _kronecker_block(task: CurvatureTask, sums: Statistics, layer: Layer, scale: float) -> Block:
     name, form = str(layer.weight), layer.form
     A, G = sums.get((name, "A")), sums.get((name, "G"))
     if not (isinstance(A, Factor) and isinstance(G, Factor)):  # the layer was never used
@@ -338,7 +323,7 @@ def _share_spectrum(sums: Statistics, bias: Dense, weight: Kron, scale: float) -
 
 
 def _rows_of_G(
-    task: "CurvatureTask", uses: list[Use], gs: list[Tensor], formed: list[Tensor]
+    task: CurvatureTask, uses: list[Use], gs: list[Tensor], formed: list[Tensor]
 ) -> list[Tensor]:
     """Return cotangents as the method's flavour needs them, [n, ..., k, o] each."""
     if task.method.flavour == "reduce":
@@ -363,7 +348,7 @@ def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
     return sum(use.x.nbytes for use in uses) >= 8 * k * i * i
 
 
-def _sample_step(task: "CurvatureTask", weight: str, uses: Sequence[Use]) -> int:
+def _sample_step(task: CurvatureTask, weight: str, uses: Sequence[Use]) -> int:
     """Return k such that every k-th sample of a batch gives enough rows for the input factor."""
     wanted, expected, samples = task.method.input_rows, task.expected, len(uses[0].x)
     if wanted is None or expected is None or task.method.flavour == "reduce":
@@ -377,7 +362,7 @@ def _sample_step(task: "CurvatureTask", weight: str, uses: Sequence[Use]) -> int
 
 
 def _input_sums(
-    task: "CurvatureTask", weight: str, uses: list[Use], release: bool, keep_graph: bool
+    task: CurvatureTask, weight: str, uses: list[Use], release: bool, keep_graph: bool
 ) -> Statistics:
     """Return A and its count for one weight, then release the inputs if nothing else needs them."""
     method = task.method

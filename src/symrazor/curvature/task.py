@@ -1,14 +1,20 @@
-"""Define how curvature is computed, and compute what one batch contributes to it.
+"""Compute what one batch contributes to the curvature.
 
-`Method` holds the options. `CurvatureTask` adds the model and its likelihood. It runs the model on
-a batch, computes the output Hessian, and returns the remaining work as jobs.
+`CurvatureTask` runs the model on a batch, computes the output Hessian, and returns the remaining
+work as jobs. Their sums (`BatchSums`) are added up over all batches (`Total`). A scheduler decides
+how batches and jobs are computed: one after the other (`SerialScheduler`), in threads
+(`ThreadedScheduler`), by replayed CUDA graphs (`cuda_replay.GraphReplayScheduler`), or in several
+processes (`process_sums.ProcessScheduler`, around one of the others).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from operator import itemgetter
-from typing import Literal
+from operator import itemgetter, methodcaller
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,118 +22,112 @@ from torch import Tensor, nn
 from symrazor.accelerate.devices import (
     ambient_autocast,
     autocast,
+    iter_in_threads,
+    iter_sequentially,
 )
 from symrazor.core.errors import DivergenceError
-from symrazor.core.likelihood import Likelihood, Probe
+from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import weights
-from symrazor.core.validation import check_at_least, check_types
-from symrazor.curvature.accumulate import (
-    BatchSums,
-    Job,
-    Total,
-)
 from symrazor.curvature.operations import record
-from symrazor.curvature.structures import STRUCTURES, Bases, Structure
 from symrazor.curvature.tape import Tape
 from symrazor.curvature.weight_sharing import Layer
-from symrazor.data.batches import (
-    Input,
-    check_inputs,
-    map_tensors,
-)
+from symrazor.data.batches import Input, NumberedBatch, call, check_inputs, map_tensors
+from symrazor.linalg.factor import Factor
+from symrazor.linalg.jacobian_rows import JacobianRows
 
-AUTO = "auto"
-"""Structure that a `Razor` chooses by its cost; see `inference.evidence`."""
-KERNEL_OPTIONS = {"block": None, "outputs": "joint", "grouping": "order", "scaling": "matrix"}
-"""Options of "kernel" and their defaults."""
+if TYPE_CHECKING:
+    from symrazor.curvature.estimate import Method
+    from symrazor.curvature.structures import Bases, Structure
+
 DEFAULT_MEMORY = 1.0
 """Default of `CurvatureTask.memory`, in GiB."""
 ROOT_COPIES = 4
 """Arrays of the size of a root that exist at a time while it is computed."""
 
+Key = tuple[str, str]
+"""Name of a tensor, and the kind of sum: "A", "G", "count", "H", "h", or "J" for rows."""
+Statistic = Tensor | Factor | JacobianRows
+Statistics = dict[Key, Statistic]
 
-@dataclass(frozen=True)
-class Method:
-    """How curvature is computed.
 
-    Args:
-        structure: "kron" (Kronecker factors), "ekfac" (second moments in their eigenbasis), "diag",
-            "block" (dense per tensor), "full", "kernel" (full, over samples), a name given to
-            `register_structure`, or, for a `Razor`, "auto" (see `inference.evidence`).
-        estimator: "exact" (GGN, all outputs), "mc" (random probes of the GGN) or "empirical"
-            (gradients at the true labels; cheap, but not the curvature: for comparison).
-        samples: probes per sample for "mc".
-        probe: "spectral" or "label", see `Likelihood.sampled_root`.
-        flavour: how "kron" treats the shared index s: "expand" or "reduce".
-        blocks: whether under "kron" each block k has its "own" output factor, or all have the
-            "averaged" one; the latter is ELLA's form for factored layers, and less accurate.
-        copies: whether "kron" treats copies over which a model averages as further positions
-            ("expand"), or averages inputs and sums cotangents over them ("reduce").
-        input_rows: rows per feature from which "kron" computes an input factor, without bias, if
-            the data have more; None for all rows. They are those of evenly spaced samples of each
-            batch (pass the data in random order), at least an eighth. 200 are plenty for
-            convolutions, whose positions give millions of rows for a few hundred features.
-        block: number of samples in a block for "kernel", which gives a lower bound of the evidence;
-            None for all samples together.
-        outputs: whether "kernel" treats the outputs of a sample together ("joint"), as
-            "independent" (a lower bound), or reads one random output per batch ("sampled", a lower
-            bound on average).
-        grouping: whether "kernel" makes blocks of consecutive samples ("order") or of samples with
-            the same label ("class").
-        scaling: how "kernel" scales a subset to all data: its "matrix", or "geometric", the mean of
-            two bounds of the log-determinant (see `curvature.kernel`).
+@dataclass
+class BatchSums:
+    """Contribution of one or several batches: log likelihood, number of samples and sums."""
+
+    log_likelihood: Tensor
+    n: int
+    sums: Statistics
+
+    def absorb(self, other: "BatchSums") -> "BatchSums":
+        """Return the sum of both, in the memory of this one; neither may be used afterwards."""
+        return BatchSums(
+            self.log_likelihood + other.log_likelihood,
+            self.n + other.n,
+            absorb(self.sums, other.sums),
+        )
+
+
+Job = Callable[[], BatchSums]
+Contributions = Generator[BatchSums, None, None]
+
+
+class Total:
+    """Running sum of contributions.
+
+    If the number of samples in all batches is `expected`, factors that will become matrices are
+    multiplied after the first batch, and no rows wait for later batches.
     """
 
-    structure: str = "kron"
-    estimator: Literal["exact", "mc", "empirical"] = "exact"
-    samples: int = 1
-    probe: Probe = "spectral"
-    flavour: Literal["expand", "reduce"] = "expand"
-    blocks: Literal["own", "averaged"] = "own"
-    copies: Literal["reduce", "expand"] = "reduce"
-    input_rows: int | None = None
-    block: int | None = None
-    outputs: Literal["joint", "independent", "sampled"] = "joint"
-    grouping: Literal["order", "class"] = "order"
-    scaling: Literal["matrix", "geometric"] = "matrix"
+    def __init__(self, expected: int | None = None) -> None:
+        self.expected = expected
+        self.value: BatchSums | None = None
+        self._batches = 0
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.structure not in (*STRUCTURES, AUTO):
-            raise ValueError(
-                f"structure must be one of {(*STRUCTURES, AUTO)}, got {self.structure!r}."
-            )
-        check_at_least(self, 1, "samples", "input_rows", "block")
-        changed = [
-            name for name, default in KERNEL_OPTIONS.items() if getattr(self, name) != default
-        ]
-        if changed and self.structure != "kernel":
-            raise ValueError(
-                f"{changed[0]} has no effect for structure={self.structure!r}, only for 'kernel'."
-            )
-        if self.scaling == "geometric" and len(changed) > 1:
-            raise ValueError(
-                f"{changed[0]} has no effect for scaling='geometric', which has one block."
-            )
+    def add(self, contribution: BatchSums) -> None:
+        """Add a contribution, which may not be used afterwards."""
+        # Several contributions may belong to one batch; only the first of them has n > 0.
+        self._batches += contribution.n > 0
+        if contribution.n and self._batches == 2:
+            self.prepare_for_more()
+        self.value = contribution if self.value is None else self.value.absorb(contribution)
 
-    @property
-    def description(self) -> str:
-        """The structure in words, as reports name it."""
-        words = {
-            "full": "full Gauss-Newton matrix",
-            "kernel": "full Gauss-Newton matrix",
-            "ekfac": "EKFAC, a lower bound",
-            "kron": "Kronecker factors",
-        }
-        if self.scaling == "geometric":
-            return "a subset, between two bounds"
-        if self.block is not None or self.outputs != "joint" or self.grouping != "order":
-            block = "all" if self.block is None else f"{self.block:,}"
-            label = " of one class" if self.grouping == "class" else ""
-            outputs = "" if self.outputs == "joint" else f", {self.outputs} outputs"
-            bound = "a lower bound on average" if self.outputs == "sampled" else "a lower bound"
-            return f"blocks of {block} samples{label}{outputs}, {bound}"
-        return words.get(self.structure, self.structure)
+    def prepare_for_more(self) -> None:
+        """Switch factors to matrix form now if the expected batches would force it anyway."""
+        if self.value is not None and self.expected is not None:
+            n_batches = self.expected / self.value.n
+            map_factors(self.value.sums, methodcaller("prepared_for", n_batches))
+
+
+def add(sums: Statistics, key: Key, value: Statistic) -> None:
+    """Add a value to the sum of a key, or start the sum."""
+    sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
+
+
+def map_factors(sums: Statistics, change: Callable[[Factor], Factor]) -> None:
+    """Replace every factor in place; keys that share one factor keep sharing one."""
+    factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
+    changed = {number: change(factor) for number, factor in factors.items()}
+    for key, value in sums.items():
+        if isinstance(value, Factor):
+            sums[key] = changed[id(value)]
+
+
+def absorb(left: Statistics, right: Statistics) -> Statistics:
+    """Add statistics key by key; keys that share one factor keep sharing one."""
+    total = {**left, **right}
+    users = Counter(map(id, left.values()))
+    pairs: dict[tuple[int, int], list[Key]] = {}
+    for key, value in right.items():
+        if key in left:
+            pairs.setdefault((id(left[key]), id(value)), []).append(key)
+    for (left_id, _), keys in pairs.items():
+        a, b = left[keys[0]], right[keys[0]]
+        if isinstance(a, Factor) and isinstance(b, Factor) and users[left_id] == len(keys):
+            result: Statistic = a.absorb(b)
+        else:  # another key still needs the left value unchanged
+            result = a + b  # type: ignore[operator]
+        total |= dict.fromkeys(keys, result)
+    return total
 
 
 @dataclass(frozen=True)
@@ -153,17 +153,17 @@ class CurvatureTask:
     model: nn.Module
     layers: Sequence[Layer]
     likelihood: Likelihood
-    method: Method
+    method: "Method"
     generator: torch.Generator | None = None
     pieces: int = 1
-    bases: Bases | None = None
+    bases: "Bases | None" = None
     labels: Tensor | None = None
     memory: float = DEFAULT_MEMORY
     expected: int | None = None
     precisions: Mapping[str, torch.dtype] | None = None
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> "Structure":
         """The structure of the blocks."""
         return STRUCTURES[self.method.structure]
 
@@ -202,6 +202,22 @@ class CurvatureTask:
         return lambda number: replace(
             self, generator=torch.Generator(device).manual_seed(base + number)
         )
+
+    def jobs_by_batch(self, keep_graph: bool) -> Callable[[NumberedBatch], list[Job]]:
+        """Return the function that runs the model on a batch and returns the remaining jobs."""
+        task_of = self.by_batch()
+        channels_last: bool | None = None  # decided on the first batch
+
+        def jobs(batch: NumberedBatch) -> list[Job]:
+            nonlocal channels_last
+            x = batch.x
+            if channels_last is None:
+                channels_last = not keep_graph and _accepts_channels_last(self, x)
+            if channels_last and isinstance(x, Tensor):
+                x = x.contiguous(memory_format=torch.channels_last)
+            return task_of(batch.number).jobs(x, batch.y, batch.name, keep_graph)
+
+        return jobs
 
     def batch_sums(
         self, x: Input, y: Tensor, batch_name: str, keep_graph: bool = False
@@ -283,6 +299,17 @@ class CurvatureTask:
         return self.likelihood.masked_root(root, y)
 
 
+STRUCTURES: dict[str, "Structure"] = {}
+"""Structures by the name that users give as `structure=`."""
+
+
+def register_structure(name: str, structure: "Structure") -> None:
+    """Make a structure available as `structure=name`."""
+    if name in STRUCTURES:
+        raise ValueError(f"A curvature structure named {name!r} exists already: choose another.")
+    STRUCTURES[name] = structure
+
+
 def _check_outputs(f: Tensor, batch_name: str) -> None:
     if not bool(torch.isfinite(f).all()):
         bad = int((~torch.isfinite(f)).flatten(1).any(1).nonzero()[0])
@@ -290,3 +317,62 @@ def _check_outputs(f: Tensor, batch_name: str) -> None:
             f"The model outputs of sample {bad} of {batch_name} are not finite: "
             f"{f[bad].tolist()}. The weights have probably diverged: lower the learning rate."
         )
+
+
+def _accepts_channels_last(task: CurvatureTask, x: Input) -> bool:
+    """Return whether a model convolves images on a CPU, faster in that layout, and accepts it."""
+    convolves = any(isinstance(layer.module, nn.Conv2d) for layer in task.layers)
+    if not (convolves and isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"):
+        return False
+    with suppress(RuntimeError), torch.no_grad():  # view() does not accept every memory layout
+        call(task.model, x[:2].contiguous(memory_format=torch.channels_last))
+        return True
+    return False
+
+
+class Scheduler(ABC):
+    """Compute the contributions of batches; subclasses differ in speed only."""
+
+    @abstractmethod
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, which are read lazily, in order.
+
+        The caller adds each contribution to `total` before it asks for the next. Only graph replay
+        uses `total`: replayed batches are added to its sums in place.
+        """
+
+    def sharing_errors(self) -> AbstractContextManager[None]:
+        """Return a context in which an error is passed on to all other processes."""
+        return nullcontext()
+
+    def reduce(self, local: BatchSums | None) -> BatchSums:
+        """Return the sums of all processes; `local` is None for a process without batches."""
+        if local is None:
+            raise ValueError("The loader is empty: at least one batch is needed.")
+        return local
+
+
+@dataclass(frozen=True)
+class SerialScheduler(Scheduler):
+    """Run the jobs of every batch, which `jobs` returns after a forward pass, one by one."""
+
+    jobs: Callable[[NumberedBatch], list[Job]]
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, in order."""
+        yield from iter_sequentially(self._all_jobs(batches))
+
+    def _all_jobs(self, batches: Iterable[NumberedBatch]) -> Iterator[Job]:
+        for batch in batches:
+            jobs = self.jobs(batch)
+            del batch
+            while jobs:
+                yield jobs.pop(0)  # a job holds activations: no reference may outlive it
+
+
+class ThreadedScheduler(SerialScheduler):
+    """Run the jobs in CPU threads; forward passes stay in the calling thread."""
+
+    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
+        """Yield the contributions of all batches, in order."""
+        yield from iter_in_threads(self._all_jobs(batches))

@@ -21,7 +21,7 @@ import torch
 from symrazor.accelerate.devices import cpu_threads
 from symrazor.core.files import parse_json, write_atomically
 from symrazor.core.parameters import weights
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method
 from symrazor.data import Tensors
 from symrazor.discovery.question import (
     MakeLikelihood,

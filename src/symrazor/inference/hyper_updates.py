@@ -21,10 +21,9 @@ from torch import Tensor
 
 from symrazor.accelerate.processes import all_reduce_
 from symrazor.core.likelihood import Gaussian
-from symrazor.curvature.accumulate import Key, Statistic
 from symrazor.curvature.estimate import Curvature
 from symrazor.curvature.kernel import ROWS_KEY
-from symrazor.curvature.task import CurvatureTask
+from symrazor.curvature.task import CurvatureTask, Key, Statistic
 from symrazor.data.batches import Loader, numbered_batches
 from symrazor.inference.evidence import ByName
 from symrazor.linalg.blocks import StackedSpectra

@@ -33,9 +33,8 @@ from symrazor.core.parameters import copy_state, hyperparameters, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_positive_integer, replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
-from symrazor.curvature.estimate import Curvature, collect_curvature
-from symrazor.curvature.structures import STRUCTURES
-from symrazor.curvature.task import AUTO, CurvatureTask, Method
+from symrazor.curvature.estimate import AUTO, Curvature, Method, collect_curvature
+from symrazor.curvature.task import STRUCTURES, CurvatureTask
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.data.batches import (
     Input,

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Literal, get_args
 
 from symrazor.core.validation import join_names
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method
 from symrazor.inference.evidence import Evidence
 from symrazor.layers.relaxed import Relaxed
 

@@ -10,8 +10,7 @@ from symrazor.accelerate.torch_internals import has_hooks
 from symrazor.core.likelihood import Categorical
 from symrazor.core.parameters import weights
 from symrazor.curvature.coverage import layers, verify
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.linalg.blocks import Kron
 from symrazor.testing.oracles import Head, assert_close, assert_kernel_form, dense_block, dense_ggn
 

@@ -12,9 +12,8 @@ from symrazor.accelerate.torch_internals import COPY_OPERATIONS, TorchDispatchMo
 from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import weights
 from symrazor.curvature.coverage import layers
-from symrazor.curvature.estimate import Curvature, estimate_curvature
+from symrazor.curvature.estimate import Curvature, Method, estimate_curvature
 from symrazor.curvature.kernel import ROWS_KEY, Kernel
-from symrazor.curvature.task import Method
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.jacobian_rows import JacobianRows
 

@@ -11,8 +11,7 @@ from torch.func import functional_call
 
 from symrazor.core.likelihood import Categorical
 from symrazor.curvature.coverage import layers, verify
-from symrazor.curvature.estimate import estimate_curvature
-from symrazor.curvature.task import Method
+from symrazor.curvature.estimate import Method, estimate_curvature
 from symrazor.layers.path import Path, is_symrazor_module
 from symrazor.linalg.blocks import Kron
 from symrazor.symmetry.equivariance import representation_actions

@@ -29,7 +29,7 @@ from symrazor.core.files import write_atomically
 from symrazor.core.likelihood import Likelihood, as_likelihood
 from symrazor.core.parameters import eval_mode
 from symrazor.core.validation import counted
-from symrazor.curvature.task import AUTO
+from symrazor.curvature.estimate import AUTO
 from symrazor.data import Tensors
 from symrazor.layers.relaxed import free_groups
 from symrazor.symmetry.equivariance import Action, equivariance_error, translations

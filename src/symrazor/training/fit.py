@@ -31,7 +31,7 @@ from symrazor.core.likelihood import Likelihood, Weighted, as_likelihood, with_w
 from symrazor.core.parameters import copy_state, eval_mode
 from symrazor.core.validation import counted
 from symrazor.curvature.coverage import check_output_precision
-from symrazor.curvature.task import AUTO
+from symrazor.curvature.estimate import AUTO
 from symrazor.data import TensorLoader, Tensors, check_batch
 from symrazor.data.batches import as_tensor
 from symrazor.data.streams import Column, as_samples

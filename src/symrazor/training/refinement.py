@@ -21,7 +21,7 @@ from torch import Tensor
 
 from symrazor.core.errors import CurvatureError, DivergenceError
 from symrazor.core.parameters import eval_mode, weights
-from symrazor.curvature.task import AUTO
+from symrazor.curvature.estimate import AUTO
 from symrazor.data import TensorLoader
 from symrazor.data.batches import call
 from symrazor.inference.razor import Razor

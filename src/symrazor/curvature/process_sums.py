@@ -1,163 +1,29 @@
-"""Add up the contributions of all batches: the sums, and the schedulers that compute them.
-
-A scheduler turns batches into contributions: one after the other (`SerialScheduler`), in threads
-(`ThreadedScheduler`), by replayed CUDA graphs (`cuda_replay.GraphReplayScheduler`), or in several
-processes (`ProcessScheduler`, around one of the others). The loop that adds the contributions is
-in `estimate.py`.
-"""
+"""Add up the sums of several processes."""
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from symrazor.accelerate.devices import iter_in_threads, iter_sequentially
 from symrazor.accelerate.processes import all_gather, all_gather_text, all_reduce_, world
 from symrazor.core.errors import CurvatureError, DivergenceError
+from symrazor.curvature.task import (
+    BatchSums,
+    Contributions,
+    Key,
+    Scheduler,
+    Statistic,
+    Statistics,
+    Total,
+)
 from symrazor.data.batches import NumberedBatch
 from symrazor.linalg.factor import ROWS_PER_FEATURE, Factor, Symmetric
 from symrazor.linalg.jacobian_rows import BatchRows, DenseRows, JacobianRows, Rows, SharedRows
-
-Key = tuple[str, str]
-"""Name of a tensor, and the kind of sum: "A", "G", "count", "H", "h", or "J" for rows."""
-Statistic = Tensor | Factor | JacobianRows
-Statistics = dict[Key, Statistic]
-
-
-@dataclass
-class BatchSums:
-    """Contribution of one or several batches: log likelihood, number of samples and sums."""
-
-    log_likelihood: Tensor
-    n: int
-    sums: Statistics
-
-    def absorb(self, other: "BatchSums") -> "BatchSums":
-        """Return the sum of both, in the memory of this one; neither may be used afterwards."""
-        return BatchSums(
-            self.log_likelihood + other.log_likelihood,
-            self.n + other.n,
-            absorb(self.sums, other.sums),
-        )
-
-
-Job = Callable[[], BatchSums]
-Contributions = Generator[BatchSums, None, None]
-
-
-class Total:
-    """Running sum of contributions.
-
-    If the number of samples in all batches is `expected`, factors that will become matrices are
-    multiplied after the first batch, and no rows wait for later batches.
-    """
-
-    def __init__(self, expected: int | None = None) -> None:
-        self.expected = expected
-        self.value: BatchSums | None = None
-        self._batches = 0
-
-    def add(self, contribution: BatchSums) -> None:
-        """Add a contribution, which may not be used afterwards."""
-        # Several contributions may belong to one batch; only the first of them has n > 0.
-        self._batches += contribution.n > 0
-        if contribution.n and self._batches == 2:
-            self.prepare_for_more()
-        self.value = contribution if self.value is None else self.value.absorb(contribution)
-
-    def prepare_for_more(self) -> None:
-        """Switch factors to matrix form now if the expected batches would force it anyway."""
-        if self.value is not None and self.expected is not None:
-            n_batches = self.expected / self.value.n
-            map_factors(self.value.sums, methodcaller("prepared_for", n_batches))
-
-
-def add(sums: Statistics, key: Key, value: Statistic) -> None:
-    """Add a value to the sum of a key, or start the sum."""
-    sums[key] = sums[key] + value if key in sums else value  # type: ignore[operator]
-
-
-def map_factors(sums: Statistics, change: Callable[[Factor], Factor]) -> None:
-    """Replace every factor in place; keys that share one factor keep sharing one."""
-    factors = {id(value): value for value in sums.values() if isinstance(value, Factor)}
-    changed = {number: change(factor) for number, factor in factors.items()}
-    for key, value in sums.items():
-        if isinstance(value, Factor):
-            sums[key] = changed[id(value)]
-
-
-def absorb(left: Statistics, right: Statistics) -> Statistics:
-    """Add statistics key by key; keys that share one factor keep sharing one."""
-    total = {**left, **right}
-    users = Counter(map(id, left.values()))
-    pairs: dict[tuple[int, int], list[Key]] = {}
-    for key, value in right.items():
-        if key in left:
-            pairs.setdefault((id(left[key]), id(value)), []).append(key)
-    for (left_id, _), keys in pairs.items():
-        a, b = left[keys[0]], right[keys[0]]
-        if isinstance(a, Factor) and isinstance(b, Factor) and users[left_id] == len(keys):
-            result: Statistic = a.absorb(b)
-        else:  # another key still needs the left value unchanged
-            result = a + b  # type: ignore[operator]
-        total |= dict.fromkeys(keys, result)
-    return total
-
-
-class Scheduler(ABC):
-    """Compute the contributions of batches; subclasses differ in speed only."""
-
-    @abstractmethod
-    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
-        """Yield the contributions of all batches, which are read lazily, in order.
-
-        The caller adds each contribution to `total` before it asks for the next. Only graph replay
-        uses `total`: replayed batches are added to its sums in place.
-        """
-
-    def sharing_errors(self) -> AbstractContextManager[None]:
-        """Return a context in which an error is passed on to all other processes."""
-        return nullcontext()
-
-    def reduce(self, local: BatchSums | None) -> BatchSums:
-        """Return the sums of all processes; `local` is None for a process without batches."""
-        if local is None:
-            raise ValueError("The loader is empty: at least one batch is needed.")
-        return local
-
-
-@dataclass(frozen=True)
-class SerialScheduler(Scheduler):
-    """Run the jobs of every batch, which `jobs` returns after a forward pass, one by one."""
-
-    jobs: Callable[[NumberedBatch], list[Job]]
-
-    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
-        """Yield the contributions of all batches, in order."""
-        yield from iter_sequentially(self._all_jobs(batches))
-
-    def _all_jobs(self, batches: Iterable[NumberedBatch]) -> Iterator[Job]:
-        for batch in batches:
-            jobs = self.jobs(batch)
-            del batch
-            while jobs:
-                yield jobs.pop(0)  # a job holds activations: no reference may outlive it
-
-
-class ThreadedScheduler(SerialScheduler):
-    """Run the jobs in CPU threads; forward passes stay in the calling thread."""
-
-    def contributions(self, batches: Iterable[NumberedBatch], total: Total) -> Contributions:
-        """Yield the contributions of all batches, in order."""
-        yield from iter_in_threads(self._all_jobs(batches))
 
 
 @dataclass(frozen=True)
