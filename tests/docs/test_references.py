@@ -117,7 +117,10 @@ def missing_files(text: str) -> list[str]:
 
 
 def test_missing_files_are_recognised() -> None:
-    assert missing_files("`curvature/tape.py`, `src/symrazor/curvature/tape.py`") == []
+    assert (
+        missing_files("`curvature/weight_sharing.py`, `src/symrazor/curvature/weight_sharing.py`")
+        == []
+    )
     assert missing_files("tests/docs/test_references.py::test_missing_files_are_recognised") == []
     assert missing_files("curvature/no_such.py") == ["curvature/no_such.py"]
     cited = "tests/docs/test_docs.py::test_no_such"
@@ -146,8 +149,8 @@ def walk() -> list[str]:
 
 
 def test_names_in_other_files_are_recognised() -> None:
-    assert names_elsewhere("`Tape.cotangents` in `curvature/tape.py`") == []
-    assert names_elsewhere("`no_such_name` in `curvature/tape.py`") == ["no_such_name"]
+    assert names_elsewhere("`Tape.cotangents` in `curvature/weight_sharing.py`") == []
+    assert names_elsewhere("`no_such_name` in `curvature/weight_sharing.py`") == ["no_such_name"]
     assert names_elsewhere("`Tape` in `curvature/estimate.py`") == ["Tape"]  # imported, not defined
 
 

@@ -23,11 +23,12 @@ from symrazor.accelerate.torch_internals import (
     pad_circular,
     weight_gradient_of_conv2d,
 )
+from symrazor.curvature.convolution_edges import Images, edge_columns, edge_rows
+from symrazor.curvature.weight_sharing import Sharing, sharing
 from symrazor.linalg.factor import GPU_ROWS_PER_PRODUCT, gram
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Maps = Float[Tensor, "n c *size"]
-Images = Float[Tensor, "n c h w"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,19 @@ def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
     """Map a tensor [n, k*o, *positions] of the output shape to the format."""
     last = g.movedim(1, -1)
     return last.reshape(len(g), -1, groups, g.shape[1] // groups)
+
+
+@sharing.register
+def _convolution(module: Conv) -> Sharing:
+    groups, shape, geometry = module.groups, module.weight.shape, Geometry.of(module)
+    return Sharing(
+        inputs=lambda x: all_patches(x, geometry),
+        outputs=lambda g: channels_to_features(groups, g),
+        to_blocks=lambda weight: weight.reshape(groups, shape[0] // groups, -1),
+        from_blocks=lambda blocks: blocks.reshape(shape),
+        input_factor=lambda x: input_factor(x, geometry),
+        project=lambda x, basis: projected_patches(x, basis, geometry),
+    )
 
 
 PATCH_ENTRIES = 2**19
@@ -260,9 +274,9 @@ def _by_correlation(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     # Not by an index tensor, whose copy to a GPU cannot be recorded.
     pairs = torch.stack([C[kx - 1 - d : 2 * kx - 1 - d] for d in range(kx)])  # [dx, ex, dy, c, c]
     if not wraps:
-        pairs = pairs - _edge_columns(x, kernel, positions[1], before[1])
+        pairs = pairs - edge_columns(x, kernel, positions[1], before[1])
     A = pairs.new_empty(ky, kx, x.shape[1], ky, kx, x.shape[1])
-    rows = None if wraps else _edge_rows(x, kernel, positions, before)
+    rows = None if wraps else edge_rows(x, kernel, positions, before)
     for d in range(ky):
         for e in range(d, ky):
             block = pairs[:, :, e - d].transpose(1, 2)  # [dx, c, ex, c]
@@ -357,72 +371,3 @@ def _folded_correlations(x: Images, wide: Images, fold: int, kx: int) -> Float[T
     index = torch.arange(fold)
     other = index + torch.arange(1 - kx, kx).unsqueeze(1)
     return C[other // fold + 1, :, index, :, other % fold].sum(1)
-
-
-def _edges(size: int, k: int, positions: int, before: int) -> list[tuple[range, int]]:
-    """Return, for both edges, the image lines within k - 1 lines of the padded image's edge.
-
-    The second number of each pair counts the padding lines before them in their edge.
-    """
-    after = before + size
-    first = range(before, max(before, min(k - 1, after)))
-    start = max(positions, before)
-    last = range(start, max(start, min(positions + k - 1, after)))
-    return [
-        (range(first.start - before, first.stop - before), first.start),
-        (range(last.start - before, last.stop - before), last.start - positions),
-    ]
-
-
-def _outside(k: int, edges: Sequence[tuple[Float[Tensor, "_ _ *s"], int]]) -> Tensor:
-    """Return the sums over the lines that offsets d, e leave out, [k, k, *s].
-
-    The first edge loses the pairs of lines (d - j, e - j), j > 0; the last (d + j, e + j), j >= 0.
-    """
-    (first, skip), (last, skip_last) = edges
-    total = first.new_zeros(k, k, *first.shape[2:])
-    for j in range(1, k):
-        low = skip + j
-        r = max(0, min(len(first), k - low))
-        total[low : low + r, low : low + r] += first[:r, :r]
-    for j in range(k - 1):
-        drop, low = max(0, j - skip_last), max(0, skip_last - j)
-        r = max(0, len(last) - drop)
-        total[low : low + r, low : low + r] += last[drop:, drop:]
-    return total
-
-
-def _edge_columns(
-    x: Images, kernel: Sequence[int], positions: int, before: int
-) -> Float[Tensor, "kx kx ky c c"]:
-    """Return products of pairs of columns outside of the windows, for rows 0 .. ky-1 apart."""
-    (ky, kx), (n, c, h, w) = kernel, x.shape
-    edges = []
-    for columns, skip in _edges(w, kx, positions, before):
-        r = len(columns)
-        strip = x[..., columns.start : columns.stop].permute(0, 2, 3, 1).reshape(n, h, r * c)
-        below = F.pad(strip, (0, 0, 0, ky - 1)).unfold(1, ky, 1).transpose(2, 3)
-        both = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
-        products = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
-        edges.append((products, skip))
-    return _outside(kx, edges)
-
-
-def _edge_rows(
-    x: Images,
-    kernel: Sequence[int],
-    positions: Sequence[int],
-    before: Sequence[int],
-) -> Float[Tensor, "ky ky kx c kx c"]:
-    """Return products of the patches of pairs of rows outside of the windows."""
-    (ky, kx), (n, c, h, w) = kernel, x.shape
-    edges = []
-    for rows, skip in _edges(h, ky, positions[0], before[0]):
-        r = len(rows)
-        strip = x[:, :, rows.start : rows.stop].permute(0, 3, 2, 1)
-        after = positions[1] + kx - 1 - before[1] - w
-        strip = F.pad(strip, (0, 0, 0, 0, before[1], after)).unfold(1, kx, 1)
-        products = gram(strip.permute(0, 1, 2, 4, 3).reshape(n * positions[1], 1, r * kx * c))[0]
-        products = products.double().view(r, kx, c, r, kx, c).permute(0, 3, 1, 2, 4, 5)
-        edges.append((products, skip))
-    return _outside(ky, edges)

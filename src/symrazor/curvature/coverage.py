@@ -24,8 +24,7 @@ from symrazor.accelerate.torch_internals import (
 from symrazor.core.errors import DivergenceError, UnsupportedParameterError
 from symrazor.core.parameters import weights
 from symrazor.curvature.operations import record
-from symrazor.curvature.tape import Use, widened
-from symrazor.curvature.weight_sharing import Layer, Sharing, registered_type, sharing
+from symrazor.curvature.weight_sharing import Layer, Sharing, Use, registered_type, sharing, widened
 from symrazor.data.batches import Input, call, map_tensors
 
 

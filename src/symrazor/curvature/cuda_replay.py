@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from symrazor.accelerate.cuda_graphs import pause_garbage_collection
 from symrazor.accelerate.devices import iter_sequentially, side_stream
 from symrazor.accelerate.torch_internals import foreach_zero_
-from symrazor.curvature.tape import Tape
 from symrazor.curvature.task import (
     BatchSums,
     Contributions,
@@ -42,6 +41,7 @@ from symrazor.curvature.task import (
     Statistics,
     Total,
 )
+from symrazor.curvature.weight_sharing import Tape
 from symrazor.data.batches import Input, NumberedBatch, check_inputs, map_tensors
 from symrazor.linalg.factor import Factor, Symmetric
 

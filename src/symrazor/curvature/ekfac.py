@@ -36,8 +36,8 @@ from symrazor.curvature.structures import (
     add_gradients,
     tensor_block,
 )
-from symrazor.curvature.tape import Use, join, multiply_blocks, widened
 from symrazor.curvature.task import CurvatureTask, Statistics
+from symrazor.curvature.weight_sharing import Use, join, multiply_blocks, widened
 from symrazor.linalg.blocks import Block, Diag, Kron
 from symrazor.linalg.eigen_jobs import Spectrum
 

@@ -58,8 +58,8 @@ from symrazor.curvature.structures import (
     as_job,
     layer_cotangents,
 )
-from symrazor.curvature.tape import Tape, Use, join
 from symrazor.curvature.task import CurvatureTask, Job, Key, Statistics
+from symrazor.curvature.weight_sharing import Tape, Use, join
 from symrazor.linalg.blocks import Block, Dense, LogPrecisions
 from symrazor.linalg.eigen_jobs import Spectrum, eigenvalues, eigenvectors
 from symrazor.linalg.jacobian_rows import (

@@ -24,8 +24,9 @@ from symrazor.curvature.convolution import (
     channels_to_features,
     functional_amounts,
 )
+from symrazor.curvature.layer_formats import embedding_form
 from symrazor.curvature.recurrent import RECURRENT_CELLS, RECURRENT_LAYERS
-from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing, embedding_form
+from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
 
 if TYPE_CHECKING:
     from symrazor.curvature.operations import OperationRecorder

@@ -54,8 +54,8 @@ from symrazor.curvature.operation_rules import (
     linear_rows,
     replaced,
 )
-from symrazor.curvature.tape import OperationUse, Tape, Use, announced_copies
-from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing
+from symrazor.curvature.operation_use import OperationUse, settle_formats
+from symrazor.curvature.weight_sharing import LINEAR, Layer, Sharing, Tape, Use, announced_copies
 from symrazor.data.batches import Input, call, map_tensors
 
 CallOperation = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -80,7 +80,10 @@ def record(
             "The model outputs do not depend on the trainable weights. Does the model run under "
             "torch.no_grad() or call detach()?"
         )
-    return Tape.of(f, recorder.uses, announced)
+    tape = Tape.of(f, recorder.uses, announced)
+    if any(isinstance(use, OperationUse) for use in tape.uses):
+        settle_formats(tape.uses)
+    return tape
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from symrazor.accelerate.devices import autocast
-from symrazor.curvature.tape import Tape, Use, widened
 from symrazor.curvature.task import BatchSums, CurvatureTask, Job, Statistics, add
-from symrazor.curvature.weight_sharing import Layer
+from symrazor.curvature.weight_sharing import Layer, Tape, Use, widened
 from symrazor.linalg.blocks import Block, Dense, Diag, Kron
 from symrazor.linalg.factor import Factor
 

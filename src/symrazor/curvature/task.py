@@ -29,8 +29,7 @@ from symrazor.core.errors import DivergenceError
 from symrazor.core.likelihood import Likelihood
 from symrazor.core.parameters import weights
 from symrazor.curvature.operations import record
-from symrazor.curvature.tape import Tape
-from symrazor.curvature.weight_sharing import Layer
+from symrazor.curvature.weight_sharing import Layer, Tape
 from symrazor.data.batches import Input, NumberedBatch, call, check_inputs, map_tensors
 from symrazor.linalg.factor import Factor
 from symrazor.linalg.jacobian_rows import JacobianRows

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from symrazor.core.likelihood import Categorical, Likelihood
 from symrazor.core.parameters import Hyper, real
 from symrazor.core.validation import check_choice, check_positive_integer
-from symrazor.curvature.tape import announce_copies
+from symrazor.curvature.weight_sharing import announce_copies
 from symrazor.groups.lie import recurrence_steps
 from symrazor.invariance.lie_distributions import LieDistribution
 from symrazor.invariance.transformation import Choice, Lie, Transformation
