@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import symrazor as sr
 from symrazor.curvature import Method, estimate_curvature
 from symrazor.curvature.kernel import ROWS_KEY, Kernel
-from symrazor.linalg import kernel_solvers
+from symrazor.linalg import low_rank_solver
 from symrazor.linalg.jacobian_rows import JacobianRows, SharedRows, inner_products, sums_positions
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -77,7 +77,7 @@ def test_a_subset_scales_the_matrix_like_full() -> None:
 
 def test_low_rank_contains_the_truth_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """The upper end is used, derivatives belong to it, and the error is far below the tolerance."""
-    monkeypatch.setattr(kernel_solvers, "MAX_COLUMN_SHARE", 0.5)
+    monkeypatch.setattr(low_rank_solver, "MAX_COLUMN_SHARE", 0.5)
     model, (x, y) = _network(2, 24, 3, pooled=False), _data(2, 150, 3)
     curvature = estimate_curvature(model, "categorical", [(x, y)], Method(structure="kernel"))
     (exact,) = curvature.blocks
@@ -300,7 +300,7 @@ def test_float32_products_are_accurate_for_new_weights(
     exact_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the same weights in float64, and after precisions have changed."""
-    monkeypatch.setattr(kernel_solvers, "MAX_COLUMN_SHARE", 0.5)
+    monkeypatch.setattr(low_rank_solver, "MAX_COLUMN_SHARE", 0.5)
     model, (x, y) = _network(9, 24, 3, pooled=False).float(), _data(9, 150, 3)
     kernels, double = [], copy.deepcopy(model).double()
     for network, inputs in ((model, x.float()), (double, x)):

@@ -26,13 +26,7 @@ log-determinant, and never raises the evidence:
    $j = 1 \ldots C$, gives C blocks that partition the rows, and all shifts are equally likely.
 5. Scaling the matrix of a subset instead, $\log|I + (N/n) \Delta^{-1} H_n|$, is not a lower bound.
    As the log-determinant is concave and the mean of $(N/n) H_n$ is H, Jensen's inequality bounds
-   its expectation by $\log|I + \Delta^{-1} H|$ from above.
-
-**Subsets.** By (3) and (5) the log-determinant lies, in expectation, between
-$L = \log|I + (N/n) \Delta^{-1} H_n|$ and $U = (N/n) \log|I + \Delta^{-1} H_n|$, of the same subset,
-for which $L \le U$ always holds (Bernoulli's inequality for every eigenvalue). `SubsetKernel` uses
-$\sqrt{L U}$, which is not a bound. It is exact for n = N. Up to the deviations of L and U from
-their expectations, its relative error is at most $\sqrt{U/L} - 1$, which falls to 0 as n grows.
+   its expectation by $\log|I + \Delta^{-1} H|$ from above. `subset_kernel` combines (3) and (5).
 
 `structure="kernel"` uses the smaller of two matrices: one row per weight, or one row per sample and
 output. With `Method.block`, samples are cut into blocks of that many, in the order in which they
@@ -58,6 +52,7 @@ from symrazor.curvature.structures import (
     as_job,
     layer_cotangents,
 )
+from symrazor.curvature.subset_kernel import SubsetKernel
 from symrazor.curvature.task import CurvatureTask, Job, Key, Statistics
 from symrazor.curvature.weight_sharing import Tape, Use, join
 from symrazor.linalg.blocks import Block, Dense, LogPrecisions
@@ -74,14 +69,16 @@ from symrazor.linalg.jacobian_rows import (
     split_outputs,
 )
 from symrazor.linalg.kernel_solvers import (
-    LowRankSolver,
+    ExactSolver,
     Products,
     Solver,
     Weights,
-    accurate_solver,
     cholesky,
+    combine,
     plus_identity_,
+    rounding_error,
 )
+from symrazor.linalg.low_rank_solver import LowRankSolver
 
 EXACT_ROWS = 1000
 """Kernels with more rows are approximated from some of their columns."""
@@ -350,53 +347,18 @@ class Kernel(Block):
         return scaled @ scaled.mT - explained @ explained.mT
 
 
-@dataclass
-class SubsetKernel(Block):
-    r"""The log-determinant of all data from a subset: the geometric mean of two bounds.
-
-    Args:
-        scaled: the matrix of the subset, scaled to all data.
-        repeats: size of the data set over that of the subset.
-    """
-
-    scaled: Kernel
-    repeats: float
-
-    def __post_init__(self) -> None:
-        self.names = self.scaled.names
-
-    def bounds(self, log_precision: LogPrecisions) -> tuple[Tensor, Tensor]:
-        """Return L and U, see above."""
-        unscaled = {name: log_precision[name] + math.log(self.repeats) for name in self.names}
-        return self.scaled.logdet(log_precision), self.repeats * self.scaled.logdet(unscaled)
-
-    def logdet(self, log_precision: LogPrecisions) -> Tensor:
-        """Return the geometric mean of both bounds; their mean where they are almost zero."""
-        lower, upper = self.bounds(log_precision)
-        if float(lower.detach()) <= torch.finfo(torch.float64).eps:
-            return (lower + upper) / 2
-        return (lower * upper).sqrt()
-
-    @property
-    def spectrum(self) -> Float[Tensor, " m"]:
-        """Eigenvalues of the scaled matrix; zeros may be missing."""
-        return self.scaled.spectrum
-
-    def prepare(self) -> list[Spectrum]:
-        """Return no jobs: there are no eigenvalues."""
-        return []
-
-    def draw(
-        self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]
-    ) -> Float[Tensor, "s p"]:
-        """Draw from the posterior of the scaled matrix."""
-        return self.scaled.draw(log_precision, noise)
-
-    def covariance(
-        self, log_precision: LogPrecisions, jacobian: Float[Tensor, "n c p"]
-    ) -> Float[Tensor, "n c c"]:
-        """Return the covariance of the posterior of the scaled matrix."""
-        return self.scaled.covariance(log_precision, jacobian)
+def accurate_solver(products: Products, weights: Weights, exact_rows: int) -> Solver:
+    """Return the cheapest solver that is accurate for these weights."""
+    diagonals = products.diagonals(products.dtype)
+    trace = float(combine(diagonals.sum(1).unsqueeze(1), weights))
+    dtype = torch.float32
+    if products.dtype == torch.float64 or rounding_error(trace) > 1:
+        dtype, diagonals = torch.float64, products.diagonals(torch.float64)
+    if products.rows.size > exact_rows:
+        low_rank = LowRankSolver(products, diagonals, dtype)
+        if low_rank.is_accurate(weights):
+            return low_rank
+    return ExactSolver(products, diagonals, dtype)
 
 
 class _LogDeterminant(torch.autograd.Function):

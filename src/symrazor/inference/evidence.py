@@ -32,7 +32,8 @@ from symrazor.core.parameters import weights
 from symrazor.core.prior import GaussianPrior, Prior, PriorGroups
 from symrazor.core.validation import check_at_least, short_repr
 from symrazor.curvature.estimate import AUTO, Curvature, Method
-from symrazor.curvature.kernel import Kernel, SubsetKernel
+from symrazor.curvature.kernel import Kernel
+from symrazor.curvature.subset_kernel import SubsetKernel
 from symrazor.curvature.task import DEFAULT_MEMORY
 from symrazor.curvature.weight_sharing import Layer
 from symrazor.layers.relaxed import FREE_PATH_PRECISION, free_groups, path_groups

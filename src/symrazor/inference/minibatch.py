@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from symrazor.core.parameters import weights
-from symrazor.curvature.kernel import SubsetKernel
+from symrazor.curvature.subset_kernel import SubsetKernel
 from symrazor.data.batches import Loader
 from symrazor.inference.evidence import Evidence, log_curvatures
 from symrazor.inference.razor import Razor
