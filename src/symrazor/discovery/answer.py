@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from symrazor.core.validation import counted
 from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
-from symrazor.discovery.predictions import Calibration
 from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family
 from symrazor.symmetry.verdict import (
     LayerReading,
@@ -27,6 +26,9 @@ from symrazor.symmetry.verdict import (
     percent,
 )
 from symrazor.training.fit import Fit
+
+if TYPE_CHECKING:
+    from symrazor.discovery.final import Calibration
 
 SAME_PREDICTION = 2.0
 """Standard errors up to which two networks count as equally good predictors."""
@@ -125,7 +127,7 @@ class Answer:
     invariances: LearnedInvariances | str | None = None
     final: Candidate | None = None
     recommended_name: str = ""
-    calibration: Calibration | None = None
+    calibration: "Calibration | None" = None
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property

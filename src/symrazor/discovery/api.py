@@ -38,14 +38,13 @@ from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS, comparison_share
 from symrazor.discovery.claims import remedy
 from symrazor.discovery.comparison import Compared, add_starts, compare
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.final import train_final
+from symrazor.discovery.final import Calibration, Start, calibrate, train_final
 from symrazor.discovery.invariances import (
     TIME_SHARE,
     LearnedInvariances,
     learn_invariances,
     wants_invariances,
 )
-from symrazor.discovery.predictions import Calibration, Start, calibrate
 from symrazor.discovery.question import (
     MakeLikelihood,
     Options,

@@ -5,7 +5,7 @@ import io
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,13 @@ from symrazor.data.arrays import Preparation
 from symrazor.data.batches import is_frame
 from symrazor.data.categories import encode_as, frame_columns, stack
 from symrazor.data.datasets import as_kind, plural
-from symrazor.discovery.advice import code_for
 from symrazor.discovery.answer import Answer, Candidate
-from symrazor.discovery.invariances import LearnedInvariances
-from symrazor.discovery.predictions import delivered_posterior, evaluate, not_tested
+from symrazor.discovery.document import code_for, document_of, dtype_name
+from symrazor.discovery.final import delivered_posterior
 from symrazor.discovery.trajectories import Dynamics, save_animation
 from symrazor.inference.last_layer import LastLayer, predict
 from symrazor.inference.posterior import Prediction
 from symrazor.layers.path import is_symrazor_module, traced
-from symrazor.report.content import SCHEMA
 from symrazor.report.page import verdict_html, write_page
 from symrazor.report.summary import question_html
 from symrazor.runs.writing import (
@@ -41,7 +39,6 @@ from symrazor.runs.writing import (
 )
 from symrazor.symmetry.reading import Reading
 from symrazor.symmetry.verdict import LayerReading
-from symrazor.training.fit_document import MAX_TRANSFORMED, parts_of, versions
 
 MAX_LISTED_CLASSES = 12
 BLUE, GREEN, OCHRE, RED = "#33518f", "#1b7f79", "#b8860b", "#c8553d"
@@ -107,7 +104,7 @@ class QuestionResult:
             output = "logits of the classes " + ", ".join(self.data.names[:MAX_LISTED_CLASSES])
         return (
             f'network = torch.export.load("{file}").module()\n'
-            f"outputs = network(x)  # x: {_dtype_name(self.data)} [n, {shape}]{scale}\n"
+            f"outputs = network(x)  # x: {dtype_name(self.data)} [n, {shape}]{scale}\n"
             f"# outputs: {output}"
         )
 
@@ -203,9 +200,22 @@ class Discovery:
         """Python code that puts the answer into a network of your own; "" for none."""
         return self._first.code
 
+    @property
+    def loading_code(self) -> str:
+        """Python code that loads the networks of the run folder and calls them."""
+        parts = ["import torch  # in the run folder"]
+        if (dynamics := self.dynamics) is not None:
+            comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"
+            parts.append('step = torch.export.load("network.pt2").module()')
+            parts[-1] += f"\nlater = step(states)  # {comment}"
+        for result in self.results:
+            subfolder = f"{result.answer.name}/" if len(self.results) > 1 else ""
+            parts.append(result.usage(f"{subfolder}network.pt2"))
+        return "\n\n".join(parts)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the document: all numbers, ready for JSON (docs/how-to/discover.md)."""
-        document: dict[str, Any] = json_ready(_document(self))
+        document: dict[str, Any] = json_ready(document_of(self))
         return document
 
     def report(self, file: str | Path) -> Path:
@@ -310,105 +320,6 @@ class _Standardised(nn.Module):
         if self.real:
             return f.double() * self.target_scale + self.target_mean
         return f / self.temperature
-
-
-def _document(discovery: Discovery) -> dict[str, Any]:
-    """Return dictionaries, lists, numbers and strings; for the keys see docs/how-to/discover.md."""
-    data = discovery.data or discovery.results[0].data
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": data.kind,
-        "task": data.task,
-        "command": discovery.command,
-        "versions": versions(),
-        "data": {
-            "path": data.source,
-            "n": len(data.x),
-            "shape": list(data.x.shape[1:]),
-            "dtype": _dtype_name(data),
-            "classes": _class_names(data),
-            "columns": list(data.columns) or None,
-        },
-        "questions": [_question_document(result) for result in discovery.results],
-        "load": _loading_code(discovery),
-    }
-    if discovery.dynamics is not None:
-        document["dynamics"] = discovery.dynamics.to_dict()
-        document["verdict"] = discovery.verdict
-    return document
-
-
-def _dtype_name(data: Dataset) -> str:
-    """Return the number type of the inputs that the plain network takes."""
-    return "float64" if data.kind == "trajectory" else str(data.x.dtype).removeprefix("torch.")
-
-
-def _class_names(data: Dataset) -> list[str] | None:
-    return list(data.names) if data.task == "classification" else None
-
-
-def _loading_code(discovery: Discovery) -> str:
-    parts = ["import torch  # in the run folder"]
-    if (dynamics := discovery.dynamics) is not None:
-        comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"
-        parts.append(
-            f'step = torch.export.load("network.pt2").module()\nlater = step(states)  # {comment}'
-        )
-    for result in discovery.results:
-        subfolder = f"{result.answer.name}/" if len(discovery.results) > 1 else ""
-        parts.append(result.usage(f"{subfolder}network.pt2"))
-    return "\n\n".join(parts)
-
-
-def _question_document(result: QuestionResult) -> dict[str, Any]:
-    answer, test, names = result.answer, result.prepared_test(), _class_names(result.data)
-    parts = parts_of(answer.subject_fit, test=test, classes=names)
-    if answer.recommended_fit is not answer.subject_fit:  # calibration of the network to use
-        recommended = parts_of(answer.recommended_fit, test=test, classes=names)
-        if "calibration" in recommended:
-            parts["calibration"] = recommended["calibration"]
-    if "calibration" in parts:
-        final = answer.final  # the page calls its training "longer"
-        network = answer.recommended.name if final is None else f"{final.name}, longer"
-        parts["calibration"]["network"] = network
-    document = answer.to_dict()
-    _number_layers(document)
-    if isinstance(answer.invariances, LearnedInvariances) and answer.invariances.supported:
-        _add_invariances(document, parts, answer.invariances)
-    return {
-        **document,
-        "network": answer.subject.name,
-        "best": answer.best.name,
-        "symmetric": answer.symmetric,
-        "classes": _class_names(result.data),
-        "targets": list(result.data.names) if result.data.task == "regression" else None,
-        **parts,
-        "not_tested": not_tested(result.data, answer),
-        "code": result.code,
-        **evaluate(result.network, result.posterior, result.data, result.test),
-    }
-
-
-def _number_layers(document: dict[str, Any]) -> None:
-    """Add to each layer the number that the verdict gives it; it counts relaxed layers only."""
-    for candidate in (*document["candidates"], document["final"]):
-        layers = [] if candidate is None else candidate["reading"]["layers"]
-        relaxed = [layer["relaxed"] for layer in layers]
-        if relaxed == sorted(relaxed, reverse=True):  # relaxed layers come first
-            for number, layer in enumerate(layers, 1):
-                layer["number"] = number
-
-
-def _add_invariances(
-    document: dict[str, Any], parts: dict[str, Any], invariances: LearnedInvariances
-) -> None:
-    """Add the widths to the candidate they belong to, and transformed copies to the examples."""
-    entries = {name: asdict(entry) for name, entry in invariances.invariances.items()}
-    for candidate in (*document["candidates"], document["final"] or {}):
-        if candidate.get("name") == invariances.network:
-            candidate["reading"]["invariances"] = entries
-    images = torch.as_tensor(parts["examples"]["images"][:MAX_TRANSFORMED])
-    parts["examples"]["transformed"] = invariances.examples(images).tolist()
 
 
 def save_evidence_figure(answers: Sequence[Answer], path: Path) -> Path:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.discovery.predictions import MIN_CALIBRATION_SAMPLES, Start, calibrate
+from symrazor.discovery.final import MIN_CALIBRATION_SAMPLES, Start, calibrate
 
 
 def trained(n: int = 60, noise: float = 0.3) -> tuple[sr.Fit, torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor.data import Dataset, dataset
-from symrazor.discovery.advice import COPIES, code_for
+from symrazor.discovery.document import COPIES, code_for
 from symrazor.groups import OnGrid
 from symrazor.layers.point_group import point_group
 

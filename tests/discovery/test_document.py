@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import symrazor as sr
-from symrazor.discovery.predictions import EXAMPLES, STEPS, evaluate, not_tested, shifts
+from symrazor.discovery.document import EXAMPLES, STEPS, evaluate, not_tested, shifts
 from symrazor.report.content import LEVELS, page_content
 
 
