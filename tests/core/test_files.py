@@ -70,6 +70,12 @@ def test_links_and_pipes_are_not_replaced(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_full_device_is_named() -> None:
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        write_atomically(Path("/dev/full"), b"new")
+    assert caught.value.filename == "/dev/full"
+
+
 def test_metadata_are_sorted_and_tensors_stay() -> None:
     tensors = {"b": torch.arange(3), "a": torch.ones(2, 2)}
     names = {f"key {k}": str(k) for k in range(20)}

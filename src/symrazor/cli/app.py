@@ -170,11 +170,12 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _message(error: Exception) -> str:
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
         return f"Not enough memory. {str(error)[:200]} Use fewer data, or end other programs."
-    if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
+    if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
+    place = f": {error.filename}" if error.filename is not None else ""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     action = " Free some space and run the same command again." if is_full else ""
-    return f"{error.strerror}: {error.filename}.{action}"
+    return f"{error.strerror}{place}.{action}"
 
 
 if __name__ == "__main__":

@@ -65,8 +65,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         OSError: the file cannot be written; the error names it.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as file:
-            file.write(content)
+        try:
+            with path.open("wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise named(error, path) from error
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
