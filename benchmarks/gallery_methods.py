@@ -1,3 +1,4 @@
+# Over 400 lines: the compared methods, one after the other.
 """The methods of the gallery: from a `Problem` to log probabilities of the test inputs.
 
 - `discover`: `symrazor.discover`.

@@ -1,3 +1,4 @@
+# Over 400 lines: one measurement with its tables.
 """Train many architectures on small real data, and compare evidence with held-out NLL.
 
 Two questions. Does the evidence rank architectures as their held-out NLL does (Kendall's tau)? And

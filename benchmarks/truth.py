@@ -1,3 +1,4 @@
+# Over 400 lines: one measurement with its tables.
 """Compare estimates of the evidence of tiny networks with their exact evidence.
 
     python benchmarks/truth.py --seeds 1 --json benchmarks/results/evidence-truth.json

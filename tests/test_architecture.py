@@ -16,6 +16,7 @@ PACKAGES = [
 ]
 
 SOURCE, TESTS = Path(sr.__path__[0]), Path(__file__).parent
+FOLDERS = ("src", "tests", "benchmarks", "tools")
 SEVERAL_MODULES = {
     "accelerate/test_cuda.py",
     "cli/test_wrong_files.py",
@@ -62,19 +63,16 @@ TESTED_BY = {
     "dynamics/eigenproblem.py": "dynamics/test_invariants.py",
     "dynamics/field_invariants.py": "dynamics/test_simulators.py",
     "dynamics/fields.py": "dynamics/test_simulators.py",
-    "dynamics/figures.py": "dynamics/test_discovery.py",
     "dynamics/findings.py": "dynamics/test_invariants.py",
     "dynamics/hamiltonian.py": "dynamics/test_training.py",
     "dynamics/library.py": "dynamics/test_libraries.py",
     "dynamics/mechanics.py": "dynamics/test_systems.py",
-    "dynamics/network_result.py": "dynamics/test_discovery.py",
     "dynamics/noether.py": "dynamics/test_discovery.py",
     "dynamics/result.py": "dynamics/test_discovery.py",
     "dynamics/rollouts.py": "dynamics/test_discovery.py",
     "dynamics/samples.py": "dynamics/test_invariants.py",
     "dynamics/shooting.py": "dynamics/test_simulators.py",
     "dynamics/trained.py": "dynamics/test_training.py",
-    "dynamics/trajectories.py": "dynamics/test_discovery.py",
     "experiments/figures.py": "experiments/test_liw_figures.py",
     "experiments/images.py": "experiments/test_ella_tables.py",
     "experiments/liw_table1.py": "experiments/test_liw.py",
@@ -204,6 +202,25 @@ def test_the_test_of_every_module_is_known() -> None:
     modules = [str(file.relative_to(SOURCE)) for file in SOURCE.rglob("[!_]*.py")]
     assert {module for module in modules if not has_own_test(module)} == set(TESTED_BY)
     assert [test for test in TESTED_BY.values() if not (TESTS / test).exists()] == []
+
+
+MAX_LINES = 400
+"""Lines up to which a file needs no reason for its length."""
+
+
+def lacks_reason(text: str) -> bool:
+    """Return whether a file is long and its first line does not say why."""
+    return len(text.splitlines()) > MAX_LINES and not text.startswith("# Over 400 lines: ")
+
+
+def test_long_files_say_why() -> None:
+    """Split the file by its ideas, or begin it with `# Over 400 lines: ` and the reason."""
+    assert lacks_reason("x\n" * 401) and not lacks_reason("x\n" * 400)
+    assert not lacks_reason("# Over 400 lines: one idea.\n" + "x\n" * 401)
+    root = TESTS.parent
+    files = [file for name in FOLDERS for file in (root / name).rglob("*.py")]
+    assert len(files) > 500
+    assert [str(f.relative_to(root)) for f in files if lacks_reason(f.read_text())] == []
 
 
 def test_least_squares_name_their_driver() -> None:

@@ -1,3 +1,4 @@
+# Over 400 lines: one benchmark, whose tasks, scores and runner share their cases.
 """The benchmark of known answers: tasks, oracles, scores and the runner."""
 
 import json

@@ -1,3 +1,4 @@
+# Over 400 lines: one page in one browser, whose start is slow.
 """Test the page in headless Chromium, driven as a reader would use it."""
 
 import base64

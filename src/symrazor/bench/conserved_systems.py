@@ -1,3 +1,4 @@
+# Over 400 lines: a catalogue of systems, one after the other.
 """Systems with known numbers of conserved quantities, for `symrazor bench conserved`.
 
 Every system is an ordinary differential equation with a distribution of initial states.

@@ -388,8 +388,8 @@ def prepare(data: Dataset, same_scale: bool = False, centred: bool = True) -> Pr
         target_mean, target_scale = moments(data.y)
         names = [f"y[:, {k}]" for k in range(len(target_mean))]
         warn_if_coarse(target_mean, target_scale, data.y.dtype, names, data.source)
-    points = data.kind == "set"
-    return Preparation(mean, _positive(scale), target_mean, _positive(target_scale), points)
+    scale, target_scale = (torch.where(s > 0, s, 1.0) for s in (scale, target_scale))
+    return Preparation(mean, scale, target_mean, target_scale, data.kind == "set")
 
 
 def _column_names(data: Dataset, count: int) -> list[str]:
@@ -398,7 +398,3 @@ def _column_names(data: Dataset, count: int) -> list[str]:
     if count == 1:
         return ["x"]
     return [f"x[:, :, {k}]" if data.kind == "set" else f"x[:, {k}]" for k in range(count)]
-
-
-def _positive(scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, scale, torch.ones_like(scale))

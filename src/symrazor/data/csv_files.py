@@ -1,3 +1,4 @@
+# Over 400 lines: one format in its five layouts, which common rules tell apart.
 """Read tables, series, sets and trajectories from CSV files.
 
 | columns | read as |

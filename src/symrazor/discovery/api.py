@@ -1,3 +1,4 @@
+# Over 400 lines: the public function, and each step that it takes.
 """Run `discover`: data in, a `Discovery` out.
 
 The candidates are compared over several starts, and the recommended network is trained on all

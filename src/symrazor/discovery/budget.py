@@ -1,3 +1,4 @@
+# Over 400 lines: every rule that divides the time of a run, so that they are read together.
 """Plan how `discover` spends the available time: epochs, samples and curvature.
 
 Every structure is timed in a short trial. The comparison trains several starts of each structure in

@@ -1,3 +1,4 @@
+# Over 400 lines: the one class of the user's own training loop.
 r"""Estimate the evidence of a model and update its hyperparameters, in any training loop.
 
     razor = Razor(model, "categorical", n_data=len(train))

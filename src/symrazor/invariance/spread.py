@@ -1,3 +1,4 @@
+# Over 400 lines: one method, from its network to the ranges that are read from it.
 r"""Measure over which range of a transformation the inputs of a class are spread.
 
 Move each input by a random amount e and train a network to predict e from the moved input and its

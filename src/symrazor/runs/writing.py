@@ -1,3 +1,4 @@
+# Over 400 lines: all that writes to a run folder, so that nothing passes by its lock.
 """Write run folders: one owner, one writer at a time, and a seal over the parts.
 
 `run.json` says which command owns a folder, with which arguments, and whether the run is finished.

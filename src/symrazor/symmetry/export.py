@@ -1,3 +1,4 @@
+# Over 400 lines: one function, `save_network`, with the three formats that it writes.
 """Write a plain network to a file that loads and runs without this library, or describe it as JSON.
 
 | format | file | load |

@@ -1,3 +1,4 @@
+# Over 400 lines: the public function `fit`, its steps, and its result `Fit`.
 r"""Train a network and learn its hyperparameters by the evidence.
 
 `fit` alternates optimiser steps on the weights (`optimisers`, on the learning rate of `Schedule`)
