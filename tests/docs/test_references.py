@@ -10,10 +10,11 @@ import ast
 import importlib
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 
 import pytest
 import torch
@@ -101,6 +102,16 @@ def test_references_in_docstrings_exist() -> None:
     assert {str(f.relative_to(ROOT)): names for f, names in missing.items() if names} == {}
 
 
+def test_the_api_page_lists_all_public_names() -> None:
+    """Names are grouped on the index; the public packages have pages of their own."""
+    text = (ROOT / "docs" / "api" / "index.md").read_text()
+    listed = re.findall(r"^\.\. auto\w+:: symrazor\.(\w+)$", text, re.MULTILINE)
+    packages = [name for name in sr.__all__ if isinstance(getattr(sr, name), ModuleType)]
+    pages = text.partition("```{toctree}")[2].partition("```")[0].split()
+    assert sorted([*listed, *packages, "__version__"]) == sorted(sr.__all__)
+    assert set(packages) <= set(pages)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_references_in_pages_exist(page: Path) -> None:
     assert unknown(page.read_text()) == []
@@ -157,6 +168,35 @@ def test_names_in_other_files_are_recognised() -> None:
 @pytest.mark.parametrize("step", walk(), ids=lambda step: step.strip()[:20])
 def test_the_architecture_page_names_the_right_files(step: str) -> None:
     assert names_elsewhere(step) == []
+
+
+def undefined(text: str) -> list[str]:
+    """Return the names in code style that no file of the package defines."""
+    defined = {name for file in SOURCES for name in DEFINITION.findall(file.read_text())}
+    defined |= {part for file in SOURCES for part in file.relative_to(SOURCE).with_suffix("").parts}
+    names = [name.removeprefix("sr.").split(".") for name in CODE_NAME.findall(text)]
+    known = (*BUILTINS, *FILES)
+    return [".".join(name) for name in names if name[-1] not in known and not set(name) <= defined]
+
+
+def test_every_name_on_the_architecture_page_exists() -> None:
+    assert undefined("`Tape.cotangents`, `sr.fit`, `curvature.sharing`") == []
+    assert undefined("`Tape.no_such_name`") == ["Tape.no_such_name"]
+    prose = re.sub(r"^```.*?^```", "", ARCHITECTURE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert undefined(prose) == []
+
+
+def test_the_diagram_has_the_layers_that_are_checked() -> None:
+    diagram = ARCHITECTURE.read_text().partition("```text\n")[2].partition("```")[0].splitlines()
+    drawn = [line[:40].split() for line in diagram]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = [
+        layer.split(" | ") for layer in project["tool"]["importlinter"]["contracts"][0]["layers"]
+    ]
+    level = {name: number for number, layer in enumerate(layers) for name in layer}
+    assert {name for names in drawn for name in names} == set(level) - {"public"}
+    heights = [level[name] for names in drawn for name in names]
+    assert heights == sorted(heights)
 
 
 NOT_IN_THE_EXAMPLE = {
