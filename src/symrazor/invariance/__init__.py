@@ -22,6 +22,7 @@ from symrazor.invariance.learned_augmentation import (
     learn_augmentation,
 )
 from symrazor.invariance.learned_generators import LearnedGenerators, learn_generators
+from symrazor.invariance.learned_orders import LearnedOrder, learn_order
 from symrazor.invariance.lie_distributions import (
     AffineLie,
     LieDistribution,
@@ -76,6 +77,7 @@ __all__ = [
     "Jitter",
     "LearnedAugmentation",
     "LearnedGenerators",
+    "LearnedOrder",
     "Lie",
     "LieDistribution",
     "Mixture",
@@ -101,6 +103,7 @@ __all__ = [
     "image_flows",
     "learn_augmentation",
     "learn_generators",
+    "learn_order",
     "lie",
     "measure_spread",
     "point_flows",

@@ -112,14 +112,7 @@ def learn_generators(
         seed: of all random numbers.
         steps: training steps of the networks.
     """
-    if x.dim() not in (2, 3) or not x.is_floating_point() or len(x) != len(y):
-        raise ValueError(
-            f"x must be vectors [n, d] or point clouds [n, points, d] with as many labels, got "
-            f"{list(x.shape)} of {x.dtype} and {len(y)} labels."
-        )
-    if len(x) < MIN_INPUTS:
-        raise ValueError(f"learn_generators needs at least {MIN_INPUTS} inputs, got {len(x)}.")
-    points = (x if x.dim() == 3 else x.unsqueeze(1)).float()
+    points = checked_points(x, y)
     if is_equivariant:
         y = (y if y.dim() == 3 else y.unsqueeze(1)).float()
         if y.dim() != 3 or y.shape[2] != points.shape[2]:
@@ -131,7 +124,7 @@ def learn_generators(
     y = y @ basis if is_equivariant else y
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
-        networks = _Networks(points, y, is_equivariant)
+        networks = LabelNetworks(points, y, is_equivariant)
         networks.train(steps)
     change, error, unexplained = networks.changes()
     size = points.shape[2]
@@ -149,6 +142,18 @@ def learn_generators(
     if closure_error(algebra) > MAX_CLOSURE_ERROR:
         algebra, upper, undecided = algebra.masked(()), [], undecided + algebra.dim
     return LearnedGenerators(algebra, tuple(upper), undecided, size**2, is_equivariant, unexplained)
+
+
+def checked_points(x: Tensor, y: Tensor) -> Float[Tensor, "n p d"]:
+    """Return inputs as point clouds; raise ValueError for another shape, or too few of them."""
+    if x.dim() not in (2, 3) or not x.is_floating_point() or len(x) != len(y):
+        raise ValueError(
+            f"x must be vectors [n, d] or point clouds [n, points, d] with as many labels, got "
+            f"{list(x.shape)} of {x.dtype} and {len(y)} labels."
+        )
+    if len(x) < MIN_INPUTS:
+        raise ValueError(f"Generators and orders need at least {MIN_INPUTS} inputs, got {len(x)}.")
+    return (x if x.dim() == 3 else x.unsqueeze(1)).float()
 
 
 def closure_error(algebra: LieAlgebra) -> float:
@@ -176,8 +181,11 @@ def _eigenvectors(change: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
     return values, root.T @ vectors
 
 
-class _Networks:
-    """Small networks with two hidden layers, side by side, each trained on half of the inputs."""
+class LabelNetworks:
+    """Small networks with two hidden layers, side by side, each trained on half of the inputs.
+
+    Of targets that are numbers, the networks learn what a linear map does not predict.
+    """
 
     def __init__(self, x: Float[Tensor, "n p d"], y: Tensor, is_equivariant: bool) -> None:
         self.x, self.y, self.is_equivariant = x, y, is_equivariant
@@ -195,6 +203,9 @@ class _Networks:
             target = y.flatten(1) if y.dim() > 1 else y.unsqueeze(1)
             self.y_mean, self.y_deviation = target.mean(0), target.std().clamp(min=1e-12)
             self.target = (target - self.y_mean) / self.y_deviation
+            inputs = (flat[train] - self.mean) / self.deviation
+            self.linear = torch.linalg.pinv(inputs) @ self.target[train]
+            self.rest = (self.target[train] - inputs @ self.linear).std().clamp(min=1e-6)
         outputs = self.classes or self.target.shape[1]
         sizes = [flat.shape[1], HIDDEN, HIDDEN, outputs]
         self.weights = [
@@ -204,10 +215,16 @@ class _Networks:
 
     def __call__(self, x: Float[Tensor, "m n i"]) -> Float[Tensor, "m n o"]:
         """Return the standardised targets or logits that each network predicts for its inputs."""
-        h = (x - self.mean) / self.deviation
+        h = standard = (x - self.mean) / self.deviation
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             h = F.silu(torch.baddbmm(bias, h, weight))
-        return torch.baddbmm(self.biases[-1], h, self.weights[-1])
+        output = torch.baddbmm(self.biases[-1], h, self.weights[-1])
+        return output if self.classes else standard @ self.linear + self.rest * output
+
+    def predict(self, x: Float[Tensor, "m n i"]) -> Float[Tensor, "m n o"]:
+        """Return the standardised targets or probabilities that each network predicts."""
+        output = self(x)
+        return output.softmax(2) if self.classes else output
 
     def train(self, steps: int) -> None:
         """Train all networks."""
@@ -221,7 +238,7 @@ class _Networks:
             if self.classes:
                 loss = F.cross_entropy(predicted.flatten(0, 1), self.y[index].flatten())
             else:
-                loss = F.mse_loss(predicted, self.target[index])
+                loss = F.mse_loss(predicted, self.target[index]) / self.rest**2
             optimiser.zero_grad()
             (MEMBERS * loss).backward()
             optimiser.step()
@@ -234,21 +251,37 @@ class _Networks:
         """
         change = error = torch.zeros(())
         x = self.x[self.held_out].flatten(1).expand(MEMBERS, -1, -1).clone().requires_grad_()
-        predicted = self(x)
-        if self.classes:
-            predicted = predicted.softmax(2)
-            target = F.one_hot(self.y[self.held_out], self.classes).float()
-        else:
-            target = self.target[self.held_out]
+        predicted = self.predict(x)
         for residual in self._residuals(x, predicted):
             mean = residual.mean(0)
             deviation = (residual - mean).flatten(0, 1)
             variance = deviation.T @ deviation / (MEMBERS - 1)
             change = change + (mean.T @ mean - variance / MEMBERS) / len(mean)
             error = error + variance / len(mean)
-        mean_output = predicted.detach().mean(0)
-        unexplained = (mean_output - target).square().mean() / target.var(0).mean()
-        return change, error, float(unexplained)
+        unexplained = float(self.errors(self.x[self.held_out]).mean()) / self.variance
+        return change, error, unexplained
+
+    @property
+    def held_out_target(self) -> Float[Tensor, "n o"]:
+        """Return the standardised targets of the inputs that were set aside, or their classes."""
+        if self.classes:
+            return F.one_hot(self.y[self.held_out], self.classes).float()
+        return self.target[self.held_out]
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of these targets, summed over outputs."""
+        return float(self.held_out_target.var(0).sum())
+
+    @torch.no_grad()
+    def errors(self, x: Float[Tensor, "n p d"]) -> Float[Tensor, " n"]:
+        """Return the squared error of the mean prediction for each input that was set aside.
+
+        Args:
+            x: these inputs, moved or not.
+        """
+        predicted = self.predict(x.flatten(1).expand(MEMBERS, -1, -1)).mean(0)
+        return (predicted - self.held_out_target).square().sum(1)
 
     def _residuals(self, x: Tensor, predicted: Tensor) -> Iterator[Float[Tensor, "m n g"]]:
         """Yield the residual of every output, linear in the d x d entries of a generator."""

@@ -40,10 +40,8 @@ def vector_flows(
         shape, size = generator.shape, len(generator)
         if shape != (size, size) or not generator.isfinite().all():
             raise ValueError(f"Generator {name!r} must be a square matrix, got {list(shape)}.")
-        turn = torch.matrix_exp(2 * math.pi * generator.double())
-        is_circle = bool((turn - torch.eye(size)).abs().max() < CLOSED)
-        move = partial(_act, generator.float())
-        if is_circle:
+        move = partial(act, generator.float())
+        if is_circle(generator):
             flows.append(
                 Flow(name, "circle", CIRCLE_BINS, math.pi, "degrees", move, 180 / math.pi,
                      min_range=18)
@@ -51,6 +49,12 @@ def vector_flows(
         else:
             flows.append(Flow(name, "line", LINE_BINS, end, "", move, min_range=0.15 * end))
     return tuple(flows)
+
+
+def is_circle(generator: Float[Tensor, "d d"]) -> bool:
+    """Return whether the flow returns to the start after a full turn."""
+    turn = torch.matrix_exp(2 * math.pi * generator.double())
+    return bool((turn - torch.eye(len(generator))).abs().max() < CLOSED)
 
 
 def point_flows(dims: int) -> tuple[Flow, ...]:
@@ -102,7 +106,7 @@ def prepared_series(x: Float[Tensor, "n c t"]) -> Float[Tensor, "n c t"]:
     return prepared
 
 
-def _act(generator: Tensor, x: Tensor, amount: Tensor) -> Tensor:
+def act(generator: Tensor, x: Tensor, amount: Tensor) -> Tensor:
     """Return exp(e G) applied to the first entries of each vector."""
     d = len(generator)
     maps = torch.matrix_exp(amount.view(-1, 1, 1) * generator)
