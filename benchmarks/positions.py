@@ -198,8 +198,8 @@ def document(rows: list[Row], seeds: list[int]) -> dict[str, Any]:
         "notes": [
             "Least and greatest values over seeds. effective: effective parameters of absolute "
             "positions, as a share of their number, in the network that has them. From "
-            f"{100 * MIN_SHARE:.0f} % on, positions that raise the evidence count as kept. The limit "
-            "and options were chosen with seed 0.",
+            f"{100 * MIN_SHARE:.0f} % on, positions that raise the evidence count as kept. The "
+            "limit and options were chosen with seed 0.",
         ],
     }
 
