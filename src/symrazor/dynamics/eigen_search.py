@@ -24,7 +24,7 @@ from symrazor.dynamics.eigenproblem import (
     fold_moments,
     noise_test,
 )
-from symrazor.dynamics.field_invariants import Combinations
+from symrazor.dynamics.field_invariants import Combinations, leading_count
 from symrazor.dynamics.findings import Quantity, Simple, format_terms
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.proposals import echelon
@@ -56,8 +56,8 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     z = normal_quantile(1 - level)
     p, variation, error = _test_in_order(features, fits, count, level)
     limit = variation.clamp_min(0) + z * error
-    accepted = _leading((p >= MIN_P) & (limit <= MAX_VARIATION))
-    plausible = _leading(p >= level)
+    accepted = leading_count((p >= MIN_P) & (limit <= MAX_VARIATION))
+    plausible = leading_count(p >= level)
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.
     combined = [fit.project(basis, accepted) for fit in fits]
@@ -85,11 +85,6 @@ def _test_in_order(
             break
     p, variation, error = torch.cat(tests, 1)
     return p, variation, error
-
-
-def _leading(true: Tensor) -> int:
-    """Return the number of leading entries that are true."""
-    return int(true.to(torch.int).cumprod(0).sum())
 
 
 def readable_basis(vectors: Float[Tensor, "k j"]) -> Float[Tensor, "k j"]:

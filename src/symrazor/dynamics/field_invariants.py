@@ -81,8 +81,8 @@ def field_invariants(
     consistent = rates <= MAX_RATIO * noise
     conserved = consistent & (rates + MAX_RATIO * noise < MAX_RATE)
     unclear = consistent & ~conserved
-    count = _leading(conserved[:candidates])
-    doubtful = count + _leading(unclear[count:candidates])
+    count = leading_count(conserved[:candidates])
+    doubtful = count + leading_count(unclear[count:candidates])
     return (
         problem.describe(vectors[:, :count], [v[:, :count] for _, v in others], rates[:count]),
         problem.describe(
@@ -93,7 +93,7 @@ def field_invariants(
     )
 
 
-def _leading(true: Tensor) -> int:
+def leading_count(true: Tensor) -> int:
     """Return the number of leading entries that are true."""
     return int(true.to(torch.int).cumprod(0).sum())
 

@@ -43,7 +43,7 @@ BLUR_PIXELS, OVERSAMPLING = 1.0, 2
 MAX_NETWORK_SIDE = 16
 """Longest side in pixels of the images that the network sees."""
 SHIFT_SHARE = 0.125
-"""Largest tested shift, as a share of the side."""
+"""Largest tested shift, as a share of the side, or of the length of a series."""
 MAX_ZOOM, MAX_CONTRAST = 1.4, 2.0
 """Largest tested factors."""
 MAX_OFFSET = 1.0

@@ -14,14 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.invariance.flows import MAX_OFFSET, Flow
+from symrazor.invariance.flows import MAX_OFFSET, SHIFT_SHARE, Flow
 
 CIRCLE_BINS, LINE_BINS = 84, 12
 """Cells of an amount; 84 is a multiple of 2, 3, 4, 6 and 7, the orders of common cyclic groups."""
 MAX_LOG_SCALE, MAX_LOG_STRETCH = math.log(1.5), math.log(1.25)
 """Largest tested log factors of point clouds and of the time of series."""
-SHIFT_SHARE = 0.125
-"""Largest tested shift of a series, as a share of its length."""
 CLOSED = 1e-4
 """Error of exp(2 pi G) up to which a flow counts as closed."""
 

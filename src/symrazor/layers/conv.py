@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from symrazor.accelerate.torch_internals import CircularPad, conv_padding, has_hooks, pad_circular
 from symrazor.core.validation import check_choice
-from symrazor.curvature.convolution import Geometry
+from symrazor.curvature.convolution import CONVOLVE, Geometry
 from symrazor.layers.path import Path, Shape, checked_shape, is_integer, is_symbolic, new_parameter
 from symrazor.layers.subsampling import ADAPTIVE_REDUCTIONS, Reduction, Subsample
 
@@ -29,7 +29,6 @@ CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
     2: nn.Conv2d,
     3: nn.Conv3d,
 }
-CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from symrazor.core.validation import counted
+
 MIN_NATS = 3.0
 """Smallest difference that decides between two models: odds of 20 to 1."""
 MIN_STANDARD_ERRORS = 2.0
@@ -74,8 +76,8 @@ class Prequential:
         per_datum = self.log_evidence / len(self.targets)
         return (
             f"Prequential({_with_error(self.log_evidence, self.standard_error)} nats, "
-            f"{per_datum:.3f} per datum; {len(self.block_ends)} blocks, {_count(orders, 'order')}, "
-            f"{_count(starts, 'start')})"
+            f"{per_datum:.3f} per datum; {len(self.block_ends)} blocks, "
+            f"{counted(orders, 'order')}, {counted(starts, 'start')})"
         )
 
     def compare(self, other: "Prequential") -> "Comparison":
@@ -180,7 +182,3 @@ def standard_error_of_mean(values: Float[Tensor, "orders starts"]) -> float:
 def _with_error(value: float, error: float, sign: str = "") -> str:
     uncertainty = "standard error unknown" if math.isnan(error) else f"+- {error:.1f}"
     return f"{value:{sign}.1f} {uncertainty}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
