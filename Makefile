@@ -55,7 +55,7 @@ lock: $(DEV_READY) ## write requirements-dev.lock: versions and hashes of the de
 
 audit: $(DEV_READY) ## look for known holes in the locked packages; needs the network
 	$(BIN)/python -m pip install pip-audit
-	$(BIN)/pip-audit --require-hashes --disable-pip -r requirements-dev.lock $(ARGS)
+	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements-dev.lock $(ARGS)
 
 bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four
 

@@ -5,7 +5,8 @@ PYTHONPATH=src:tests/faults python -m harness --jobs 2 --json benchmarks/results
 The work is cut into parts of about a minute. The result of each part is stored at once
 (`--progress`), so that a run that was stopped, or that stops itself after `--minutes`, is continued
 by the same command, here or on another machine. Parts of another version of the sources are counted
-again. An unfinished run also writes the file of the table, and says there which parts are missing.
+again. The table sums all parts of this version, also those of calls with other options. An
+unfinished run writes the file of the table as well, and says there which parts are missing.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -141,18 +143,32 @@ class Progress:
     def __init__(self, file: Path | None) -> None:
         self.file, self.sources = file, sources()
         self.results: dict[str, dict[str, Any]] = {}
+        self.jobs: dict[str, Job] = {}
+        self.commands: list[str] = []
         lines = [] if file is None or not file.exists() else file.read_text().splitlines()
         for line in lines:
             entry = json.loads(line)
             if entry["sources"] == self.sources:
-                self.results[entry["key"]] = entry["result"]
+                attack, target, module, arguments = entry["job"]
+                job = Job(attack, target, module, tuple(arguments))
+                self._add(job, entry["result"], entry["command"])
+
+    def _add(self, job: Job, result: dict[str, Any], command: str) -> None:
+        self.jobs[job.key], self.results[job.key] = job, result
+        if command not in self.commands:
+            self.commands.append(command)
+
+    def done(self) -> list[tuple[Job, dict[str, Any]]]:
+        """Return all finished parts with their results."""
+        return [(job, self.results[key]) for key, job in self.jobs.items()]
 
     def store(self, job: Job, result: dict[str, Any]) -> None:
         """Store the result of a part."""
         result = {**result, "machine": describe_machine()}
-        self.results[job.key] = result
+        self._add(job, result, command_line())
         if self.file is not None:
-            entry = {"sources": self.sources, "key": job.key, "result": result}
+            entry = {"sources": self.sources, "command": command_line(), "result": result}
+            entry |= {"job": [job.attack, job.target, job.module, job.arguments]}
             with self.file.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
 
@@ -211,48 +227,58 @@ def show(rows: list[list[Any]]) -> None:
         print("  ".join(text).rstrip())
 
 
-def write_json(
-    file: Path,
-    rows: list[list[Any]],
-    results: dict[str, dict[str, Any]],
-    missing: list[Job],
-) -> None:
-    """Write the table of finished parts as a result file of benchmarks/."""
-    hidden = ("--json", "--progress", "--minutes")
+def command_line() -> str:
+    """Return the command of this call, without the options that change no count."""
+    hidden = ("--json", "--progress", "--minutes", "--jobs")
     arguments, words = [], iter(sys.argv[1:])
     for word in words:
         if word in hidden:
             next(words, None)
         else:
             arguments.append(word)
-    command = f'make faults ARGS="{shlex.join(arguments)}"' if arguments else "make faults"
-    machine = "; ".join(sorted({result["machine"] for result in results.values()}))
+    return f'make faults ARGS="{shlex.join(arguments)}"' if arguments else "make faults"
+
+
+def strides(work: list[Job]) -> str:
+    """Return before which file operations each command was killed."""
+    every: dict[str, set[int]] = {}
+    for job in work:
+        if job.module == "kills":
+            every.setdefault(job.target, set()).add(int(job.arguments[2]))
+    return ", ".join(
+        f"{name}: every {' and '.join('one' if k == 1 else f'{k}th' for k in sorted(numbers))}"
+        for name, numbers in sorted(every.items())
+    )
+
+
+def write_json(file: Path, progress: Progress, missing: list[Job]) -> None:
+    """Write the table of all finished parts as a result file of benchmarks/."""
+    rows = summarise(progress.done())
+    machine = "; ".join(sorted({result["machine"] for result in progress.results.values()}))
     attacks = Counter[str]()
     for row in rows[:-1]:
         attacks[row[0]] += row[2]
-    strides = [f"{every}. of {name}" for name, every in CASES.items() if every > 1]
     lacking = Counter(f"{job.attack} ({job.target})" for job in missing)
-    left_out = [f"Not finished, missing parts: {dict(lacking)}."] if missing else []
-    cpu = sum(result["cpu"] for result in results.values()) / 60
+    cpu = sum(result["cpu"] for result in progress.results.values()) / 60
     result = {
         "title": "Faults: damaged files, kills, full disks, numbers at any scale",
         "question": "Does an attack cause a wrong exception, lose a run, or run code?",
-        "command": [command],
+        "command": progress.commands,
         "machine": machine,
         "version": __version__,
         "goal": "0 in every column but the first",
         "columns": ["attack", "target", "tried", *COLUMNS],
         "rows": rows,
         "summary": {
-            **{"command": command, "machine": machine, "cpu_minutes": round(cpu)},
-            **{"commit": commit(), "missing_parts": len(missing)},
+            **{"command": "; ".join(progress.commands), "machine": machine},
+            **{"cpu_minutes": round(cpu), "commit": commit(), "missing_parts": len(missing)},
             **{name.replace(" ", "_"): count for name, count in attacks.items()},
         },
         "notes": [
             f"{cpu:.0f} minutes of CPU time. All parts are of one version of the sources, commit "
             f"{commit()}.",
-            *left_out,
-            f"Kills: before every file operation, but only before every {', '.join(strides)}.",
+            f"Kills before file operations: {strides([*progress.jobs.values()])}.",
+            *([f"Not finished, missing parts: {dict(lacking)}."] if missing else []),
         ],
     }
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -268,6 +294,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--numbers", type=int, default=200, help="changed data sets")
     parser.add_argument("--estimates", type=int, default=2000, help="estimates in one process")
+    parser.add_argument("--only", default="", help="attacks and targets, a regular expression")
     parser.add_argument("--no-disk", dest="disk", action="store_false", help="no write errors")
     parser.add_argument("--no-wheel", dest="wheel", action="store_false", help="no package")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="children at a time")
@@ -280,16 +307,16 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 def main() -> int:
     """Run the attacks; return 1 if anything failed, or `CONTINUE`."""
     options = options_of(sys.argv[1:])
-    work, progress = jobs(options), Progress(options.progress)
+    progress = Progress(options.progress)
+    work = [job for job in jobs(options) if re.search(options.only, f"{job.attack} {job.target}")]
     run(work, progress, options.jobs, options.minutes)
-    done = [(job, progress.results[job.key]) for job in work if job.key in progress.results]
-    rows = summarise(done)
+    rows = summarise(progress.done())
     show(rows)
     missing = [job for job in work if job.key not in progress.results]
-    if options.json and done:
-        write_json(options.json, rows, {job.key: result for job, result in done}, missing)
+    if options.json and progress.results:
+        write_json(options.json, progress, missing)
     if missing:
-        print(f"{len(done)} of {len(work)} parts: run the same command again.", file=sys.stderr)
+        print(f"{len(missing)} of {len(work)} parts are missing: run it again.", file=sys.stderr)
         return CONTINUE
     return int(any(rows[-1][3:]))
 
