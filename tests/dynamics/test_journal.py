@@ -89,6 +89,17 @@ def test_selection_resumes_bit_for_bit(records: int, tmp_path: Path) -> None:
     assert outcome(resumed) == outcome(uninterrupted)
 
 
+def test_results_of_a_selection_do_not_change_its_checkpoints(tmp_path: Path) -> None:
+    """The training of the next network saves the checkpoints of all trainings again."""
+    model, data = problem()
+    journal = Journal(tmp_path)
+    uninterrupted = train_and_select(model, data, CONFIG, None, journal)
+    train(model, data, CONFIG, None, journal)
+    model, data = problem()
+    resumed = train_and_select(model, data, CONFIG, None, Journal(tmp_path))
+    assert outcome(resumed) == outcome(uninterrupted)
+
+
 def test_periodic_checkpoints_survive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -348,12 +348,13 @@ def _combine(first: Trained, trials: list[Trial], finals: list[Trial], winner: T
 
 
 def _append_history(first: Trained, second: Trained) -> Trained:
-    """Return the second training with the history and time of both."""
+    """Return the second training with the history and time of both; records are not changed."""
     last = first.history[-1]
-    for record in second.history:
-        record["step"] += last["step"]
-        record["seconds"] += last["seconds"]
-    second.history = first.history + second.history
+    later = [
+        {**record, **{key: record[key] + last[key] for key in ("step", "seconds")}}
+        for record in second.history
+    ]
+    second.history = first.history + later
     second.seconds += first.seconds
     second.skipped += first.skipped
     return second

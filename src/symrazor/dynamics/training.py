@@ -303,7 +303,7 @@ class DynamicsTask(Task):
             f"generator_{self.generator.device.type}": self.generator.get_state(),
             "counters": self.counters,
             **{name: getattr(self, name) for name in ("n_since_record", "done", "seconds")},
-            "history": self.history,
+            "history": [dict(record) for record in self.history],
         }
 
     def load_state_dict(self, state: State) -> None:
