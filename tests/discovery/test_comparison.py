@@ -1,5 +1,6 @@
 """Compare structures over several starts: more starts while undecided, and resumed decisions."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from discover_data import some_data
 
 from symrazor.core.likelihood import Categorical
-from symrazor.discovery import comparison
+from symrazor.discovery import api, comparison
 from symrazor.discovery.budget import MIN_EPOCHS, Cost, Plan
 from symrazor.discovery.comparison import MAX_STARTS, Compared, add_starts, compare
 from symrazor.discovery.families import candidates_for
@@ -187,3 +188,22 @@ def test_decisions_after_another_one_are_taken_anew(tmp_path: Path) -> None:
     for damaged in ("[damaged", '[["epochs", 10]]', f'[["epochs", 1{"0" * 400}]]'):
         file.write_text(damaged)
         assert comparison._Steps(file).decide("epochs", 3, few) == 3
+
+
+def test_time_after_the_final_training_decides_claims_and_keeps_the_recommendation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The network that is delivered was trained before: claims may change, its name may not."""
+    compared, _ = run(monkeypatch, 0.05, seconds_per_job=30.0)
+    options, question = Options(minutes=10), compared.comparison.question
+    monkeypatch.setattr(api, "candidates_of", lambda *_: [])
+    monkeypatch.setattr(api, "_calibration", lambda *_: None)
+    monkeypatch.setattr(api, "recommend", lambda *_: "fully connected")
+    monkeypatch.setattr(api, "_notes", lambda *_: ())
+    before = api.compared_answer(question, compared, options, "shared")
+    continued = partial(api.with_last_starts, question, compared, before, options)
+    assert continued(149.0, lambda text: None) is before  # 150 s per start
+    after = continued(160.0, lambda text: None)
+    assert after.recommended_name == "shared"
+    assert [claim.starts for claim in before.claims] == [3]
+    assert [claim.starts for claim in after.claims] == [4]

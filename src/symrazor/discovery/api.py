@@ -188,9 +188,28 @@ def _answer_image(question: Question, data: Dataset, options: Options, tell: Tel
     else:
         left = available - (clock.now() - began)
         final = train_final(question, compared, answer.recommended, options, left, tell)
+    left = available - (clock.now() - began)
+    answer = with_last_starts(question, compared, answer, options, left, tell)
     if final is not None:
         score(question, final, MAX_HELD_OUT, options.seed)
     return replace(answer, invariances=invariances, final=final)
+
+
+def with_last_starts(
+    question: Question,
+    compared: Compared,
+    answer: Answer,
+    options: Options,
+    seconds: float,
+    tell: Tell,
+) -> Answer:
+    """Return the answer after further starts in the time that the final training left, if any.
+
+    They help to decide a claim. The network that is delivered has been trained.
+    """
+    if not add_starts(compared, options, tell, seconds):
+        return answer
+    return compared_answer(question, compared, options, answer.recommended_name)
 
 
 def fitting_memory(data: Dataset, seed: int) -> Dataset:
@@ -314,16 +333,20 @@ def answer_question(question: Question, options: Options, tell: Tell) -> Answer:
     answer = compared_answer(question, compared, options)
     seconds = 60 * options.minutes - (clock.now() - started)
     final = train_final(question, compared, answer.recommended, options, seconds, tell)
+    seconds = 60 * options.minutes - (clock.now() - started)
+    answer = with_last_starts(question, compared, answer, options, seconds, tell)
     if final is not None:
         score(question, final, MAX_HELD_OUT, options.seed)
     return replace(answer, final=final)
 
 
-def compared_answer(question: Question, compared: Compared, options: Options) -> Answer:
-    """Return the answer of a comparison, without a final training."""
+def compared_answer(
+    question: Question, compared: Compared, options: Options, name: str = ""
+) -> Answer:
+    """Return the answer of a comparison, without a final training; `name` if it is recommended."""
     candidates = sorted(candidates_of(question, compared), key=lambda c: -c.log_evidence)
     claims = compared.claims
-    name = recommend(candidates, question.family, claims)
+    name = name or recommend(candidates, question.family, claims)
     notes = _notes(compared, options)
     answer = Answer(
         question.name, question.text, question.family, candidates, claims, notes, None, None, name

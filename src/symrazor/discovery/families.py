@@ -70,6 +70,11 @@ from symrazor.symmetry.relax import POINT_GROUPS, TRANSLATIONS, canonical_name, 
 
 MIN_POSITIONS = 4
 SET_WIDTH = 32
+IMAGE_CHANNELS = 16
+"""Fewest channels of the first convolution on images."""
+SMALL_IMAGE_SIDES, SMALL_IMAGE_KERNELS = range(9, 21), (5, 3)
+"""Lengths of the shorter side of images on which a third convolution predicts worse than a larger
+first filter: after two pools an object is a few positions wide."""
 WIDER = 2
 """Channels of the final network, relative to those of the comparison."""
 MAX_COPIES = 8
@@ -169,7 +174,7 @@ def _relaxed_layers(
 
     Also returns, for each group that does not fit a layer, its name and the reason.
     """
-    layers = list(convolutional(shape, outputs, width).children())[:-3]
+    layers = list(convolutional(shape, outputs, width, kernels_for(shape)).children())[:-3]
     x, missing = torch.zeros(1, *shape), dict[str, str]()
     others = [canonical_name(group) for group in groups if group not in TRANSLATIONS]
     for index, layer in enumerate(layers):
@@ -190,13 +195,13 @@ def _maps(layers: Sequence[nn.Module], shape: Sequence[int]) -> tuple[int, ...]:
 
 def group_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int | None) -> nn.Module:
     """Return group convolutions with the readout of the other networks."""
-    layers, channels = group_convolutions(shape, group, width)
+    layers, channels = group_convolutions(shape, group, width, kernels_for(shape))
     return nn.Sequential(*layers, Readout(channels, outputs, order=point_group(group).order))
 
 
 def orbit_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int | None) -> nn.Module:
     """Return a network that sees positions, averaged over a point group."""
-    layers = list(convolutional(shape, outputs, width).children())[:-3]
+    layers = list(convolutional(shape, outputs, width, kernels_for(shape)).children())[:-3]
     channels, *positions = _maps(layers, shape)
     readout = Readout(channels, outputs, positions, "position")
     return OrbitPooled(nn.Sequential(*layers), readout, group, shape[1:])
@@ -205,8 +210,16 @@ def orbit_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int |
 def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
     """Return the channels of the first convolution: a multiple of the order of every group."""
     orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
-    multiple = math.lcm(*orders)
-    return multiple * math.ceil(conv_channels(shape) / multiple)
+    multiple, wanted = math.lcm(*orders), conv_channels(shape)
+    if len(shape) == 3:
+        wanted = max(wanted, IMAGE_CHANNELS)
+    return multiple * math.ceil(wanted / multiple)
+
+
+def kernels_for(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the sizes of the filters; () for those of `convolutional`."""
+    is_small_image = len(shape) == 3 and min(shape[1:]) in SMALL_IMAGE_SIDES
+    return SMALL_IMAGE_KERNELS if is_small_image else ()
 
 
 def grid_family(

@@ -36,24 +36,28 @@ def conv_channels(shape: Sequence[int]) -> int:
     return CONV_CHANNELS[dims] * (2 if is_large_image else 1)
 
 
-def convolutional(shape: Sequence[int], outputs: int, width: int | None = None) -> nn.Module:
+def convolutional(
+    shape: Sequence[int], outputs: int, width: int | None = None, kernels: Sequence[int] = ()
+) -> nn.Module:
     """Return convolutions with aligned max pools in between, a global max pool and a linear layer.
 
     The network is exactly invariant to circular shifts: convolutions have circular padding, and
-    `Subsample` follows the shifts, for sides of any length. There are as many convolutions as leave
-    four positions per side, at most `MAX_CONVOLUTIONS`.
+    `Subsample` follows the shifts, for sides of any length.
 
     Args:
         shape: shape of one input, [channels, *size] in 1 to 3 dimensions.
         outputs: number of outputs.
         width: channels of the first convolution; by default `conv_channels(shape)`.
+        kernels: size of the filters of each convolution; by default as many convolutions as leave
+            four positions per side, at most `MAX_CONVOLUTIONS`.
     """
-    dims, channels, kernel = len(shape) - 1, _channels(shape, width), _kernel(shape)
+    dims, kernels = len(shape) - 1, kernels or default_kernels(shape)
+    channels = _channels(shape, width, len(kernels))
     convs = [
         CONVOLUTIONS[dims](c_in, c_out, kernel, padding=kernel // 2, padding_mode="circular")
-        for c_in, c_out in pairwise(channels)
+        for (c_in, c_out), kernel in zip(channels, kernels, strict=True)
     ]
-    return nn.Sequential(*_with_pools(convs, dims), nn.Linear(channels[-1], outputs))
+    return nn.Sequential(*_with_pools(convs, dims), nn.Linear(convs[-1].out_channels, outputs))
 
 
 def ordinary_convolutional(
@@ -69,13 +73,15 @@ def ordinary_convolutional(
         outputs: number of outputs.
         width: channels of the first convolution; by default `conv_channels(shape)`.
     """
-    dims, channels, sizes = len(shape) - 1, _channels(shape, width), list(shape[1:])
-    layers: list[nn.Module] = []
-    for c_in, c_out in pairwise(channels):
+    dims, sizes, layers = len(shape) - 1, list(shape[1:]), list[nn.Module]()
+    channels = _channels(shape, width, len(default_kernels(shape)))
+    for c_in, c_out in channels:
         conv = CONVOLUTIONS[dims](c_in, c_out, 3, padding=1)
         layers += [conv, nn.ReLU(), _POOLS[dims](POOL_STRIDE)]
         sizes = [size // POOL_STRIDE for size in sizes]
-    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * prod(sizes), outputs))
+    network = nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(channels[-1][1] * prod(sizes), outputs)
+    )
     return network.to(memory_format=torch.channels_last) if dims == 2 else network  # type: ignore[call-overload]
 
 
@@ -104,27 +110,31 @@ def group_convolutional(
 
 
 def group_convolutions(
-    shape: Sequence[int], group: str | Group, width: int | None = None
+    shape: Sequence[int],
+    group: str | Group,
+    width: int | None = None,
+    kernels: Sequence[int] = (),
 ) -> tuple[list[nn.Module], int]:
     """Return the layers of `group_convolutional` before the pool, and the channels of its maps."""
-    channels, size = _channels(shape, width), tuple(shape[1:])
-    layers: list[nn.Module] = []
-    for index, (c_in, c_out) in enumerate(pairwise(channels)):
-        kind: Kind = "full" if index else "lift"
-        layers.append(GConv(c_in, c_out, size, group=group, kind=kind, kernel=_kernel(shape)))
+    size, kernels = tuple(shape[1:]), kernels or default_kernels(shape)
+    channels, layers = _channels(shape, width, len(kernels)), list[nn.Module]()
+    for (c_in, c_out), kernel in zip(channels, kernels, strict=True):
+        kind: Kind = "full" if layers else "lift"
+        layers.append(GConv(c_in, c_out, size, group=group, kind=kind, kernel=kernel))
         size = tuple(-(-side // POOL_STRIDE) for side in size)
-    return _with_pools(layers, len(shape) - 1)[:-2], channels[-1]
+    return _with_pools(layers, len(shape) - 1)[:-2], channels[-1][1]
 
 
-def _channels(shape: Sequence[int], width: int | None) -> list[int]:
-    """Return the channels of the input and of every convolution."""
-    width = conv_channels(shape) if width is None else width
+def default_kernels(shape: Sequence[int]) -> list[int]:
+    """Return the size of the filters of each convolution on inputs of a shape."""
     convolutions = min(MAX_CONVOLUTIONS, max(1, int(log2(min(shape[1:]))) - 1))
-    return [shape[0], *(width * 2**index for index in range(convolutions))]
+    return [5 if len(shape) == 2 and shape[1] >= 16 else 3] * convolutions
 
 
-def _kernel(shape: Sequence[int]) -> int:
-    return 5 if len(shape) == 2 and shape[1] >= 16 else 3
+def _channels(shape: Sequence[int], width: int | None, count: int) -> list[tuple[int, int]]:
+    """Return the input and output channels of every convolution."""
+    width = conv_channels(shape) if width is None else width
+    return list(pairwise([shape[0], *(width * 2**index for index in range(count))]))
 
 
 def _with_pools(convs: Sequence[nn.Module], dims: int) -> list[nn.Module]:

@@ -79,10 +79,14 @@ def run(
     rows = _complete_rows(file, tasks) if resume and file is not None and file.exists() else []
     done = {(row.method, row.task, row.seed) for row in rows}
     pending = []
-    for seed, task in product(seeds, usable):  # a stopped run has all tasks for its first seeds
+    for seed, task in product(seeds, usable):
         left = {name: m for name, m in named.items() if (name, task.name, seed) not in done}
         if left:
             pending.append(Job(left, task, seed, data, time))
+    # A stopped run has all tasks for its first seeds. With several processes, pictures come first:
+    # they take longest, and none of them should be left for the end.
+    if jobs > 1:
+        pending.sort(key=lambda job: job.task.kind != "image")
     finished_jobs = map_in_processes(run_job, pending, jobs, stop_after)
     for number, finished in enumerate(finished_jobs, 1):
         rows += finished
