@@ -21,6 +21,7 @@ from symrazor.discovery.budget import (
     FinalPlan,
     batch_size,
     evidence_interval,
+    phase_evidence_steps,
     plan_comparison,
     plan_final,
     plan_question,
@@ -34,7 +35,8 @@ from symrazor.training.options import FitConfig
 
 def total(costs: dict[str, Cost], samples: int, epochs: int) -> float:
     """Return the time of three starts of "b", and of "a", which starts from it, on two workers."""
-    a, b = (costs[name].total_seconds(samples, epochs) for name in "ab")
+    steps = phase_evidence_steps(samples, epochs)
+    a, b = (costs[name].total_seconds(samples, epochs, steps) for name in "ab")
     return max(3 * (a + 2 * b) / 2, 2 * max(a, b))
 
 
@@ -65,6 +67,8 @@ def test_discover_stays_within_the_time(work_clock: Callable[[], float]) -> None
 def test_batch_sizes_and_evidence_intervals() -> None:
     assert [batch_size(n) for n in (10, 400, 1437, 60_000)] == [16, 16, 64, 128]
     assert [evidence_interval(epochs, 6) for epochs in (1, 6, 7, 50)] == [1, 1, 2, 9]
+    # 400 samples are 25 batches of 16: 100, 300, 600 and 1,200 steps
+    assert [phase_evidence_steps(400, epochs) for epochs in (4, 12, 24, 48)] == [2, 3, 6, 6]
 
 
 def test_held_out_split_is_stratified_and_disjoint() -> None:

@@ -164,6 +164,17 @@ def test_a_run_that_is_slower_than_planned_takes_fewer_epochs(
     assert {epochs for _, _, phase, epochs in trainings.schedule if phase == 1} == {MIN_EPOCHS}
 
 
+def test_a_run_that_is_faster_than_planned_trains_the_second_phase_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first phase takes 60 s where 90 s were planned; 80 samples allow 200 epochs at most."""
+    _, trainings = run(monkeypatch, 5.0, seconds_per_job=10.0, planned_seconds=225.0)
+    assert {epochs for _, _, phase, epochs in trainings.schedule if phase == 0} == {40}
+    assert {epochs for _, _, phase, epochs in trainings.schedule if phase == 1} == {60}
+    _, trainings = run(monkeypatch, 5.0, seconds_per_job=1.0, planned_seconds=225.0)
+    assert {epochs for _, _, phase, epochs in trainings.schedule if phase == 1} == {80}
+
+
 def test_a_resumed_run_repeats_the_decisions_of_the_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,8 +59,9 @@ LEFT_OUT_SHARE = 0.2
 MAX_LEFT_OUT = 5000
 MIN_SPLIT_SAMPLES = 25
 """With fewer training samples none is left out."""
-EVIDENCE_STEPS = 6
-"""Evidence steps of a phase."""
+EVIDENCE_STEPS, MIN_EVIDENCE_STEPS, STEPS_BETWEEN = 6, 2, 100
+"""Most and fewest evidence steps of a phase, and training steps between two of them: in a short
+phase, more evidence steps would take the time of the epochs that bring the weights to rest."""
 EVIDENCE_SUBSET = 1000
 """Samples of an evidence step in a run with limited time."""
 EXACT_STEP_PRODUCTS, EXACT_RESULT_PRODUCTS = 4e9, 4e10
@@ -184,6 +185,12 @@ def evidence_interval(epochs: int, max_steps: int) -> int:
     return max(1, math.ceil(epochs / max_steps))
 
 
+def phase_evidence_steps(n: int, epochs: int) -> int:
+    """Return the number of evidence steps of a phase."""
+    steps = epochs * math.ceil(n / phase_batch_size(n, epochs))
+    return max(MIN_EVIDENCE_STEPS, min(EVIDENCE_STEPS, steps // STEPS_BETWEEN))
+
+
 def timed_config(
     config: FitConfig, epochs: int, n: int, evidence_steps: int = EVIDENCE_STEPS
 ) -> FitConfig:
@@ -254,7 +261,8 @@ def plan_comparison(
 
     def total(samples: int, epochs: int) -> float:
         phases = [
-            (1 if name in containing else 2) * cost.total_seconds(samples, epochs)
+            (1 if name in containing else 2)
+            * cost.total_seconds(samples, epochs, phase_evidence_steps(samples, epochs))
             for name, cost in costs.items()
         ]
         return max(starts * sum(phases) / workers, *phases)
@@ -263,9 +271,14 @@ def plan_comparison(
     samples = training_samples(n)
     fewest = MIN_LARGE_SAMPLES if n >= LARGE_SAMPLES else MIN_SAMPLES
     samples = most_samples(samples, lambda n: total(n, MIN_EPOCHS) <= limit, fewest)
-    max_epochs = min(MAX_EPOCHS, max(25, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
-    epochs = max((e for e in range(1, max_epochs + 1) if total(samples, e) <= limit), default=1)
+    possible = range(1, longest_phase(samples) + 1)
+    epochs = max((e for e in possible if total(samples, e) <= limit), default=1)
     return Plan((epochs, epochs), samples, total(samples, epochs), costs)
+
+
+def longest_phase(samples: int) -> int:
+    """Return the largest number of epochs of a phase."""
+    return min(MAX_EPOCHS, max(25, math.ceil(MAX_STEPS * batch_size(samples) / samples)))
 
 
 def comparison_shares(n: int) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from symrazor.discovery.budget import (
     MIN_LARGE_SAMPLES,
     Plan,
     comparison_shares,
+    longest_phase,
     n_workers,
     plan_question,
 )
@@ -50,6 +51,8 @@ from symrazor.discovery.question import (
 from symrazor.training.loop import Interruption, clock
 
 STEPS_FILE = "steps.json"
+MAX_SPEEDUP = 2.0
+"""Largest factor by which a fast first phase prolongs the second one."""
 
 
 @dataclass
@@ -234,16 +237,18 @@ class _Runner:
         family, epochs = comparison.question.family, plan.epochs[0]
         base = [name for name in names if name not in family.contains]
         first = self._train([Job(n, s, 0, epochs, None, False) for s in starts for n in base])
-        # A slower run than planned, for example beside other programs, takes fewer epochs.
-        epochs = plan.epochs[1]
+        # A slower run than planned, for example beside other programs, takes fewer epochs. A faster
+        # one takes more: the plan is cautious, and networks at rest are compared more reliably.
+        epochs, longest = plan.epochs[1], max(plan.epochs[1], longest_phase(plan.samples))
         if plan.costs and plan.seconds:
             every = [name for name in plan.costs if name not in family.contains]
             share = _cost(plan, base) / (_cost(plan, every) + _cost(plan, plan.costs))
             expected = share * plan.seconds * len(starts) / self.n_planned
             slowdown = (clock.now() - began) / expected if expected else 1.0
             shortest = min(epochs, MIN_EPOCHS) if plan.samples < MIN_LARGE_SAMPLES else 1
-            epochs = max(shortest, round(epochs / max(1.0, slowdown)))
-        possible = range(1, plan.epochs[1] + 1)
+            wanted = round(epochs / max(1 / MAX_SPEEDUP, slowdown))
+            epochs = min(max(shortest, wanted), longest)
+        possible = range(1, longest + 1)
         epochs = self.compared.steps.decide("epochs", epochs, possible)
         jobs = []
         for start in starts:

@@ -47,16 +47,16 @@ from symrazor.training.fit import Fit, fit
 from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
 
-TIME_SHARE = 0.45
+TIME_SHARE = 0.5
 """Share of the available time for learning invariances."""
 MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
-SPREAD_SHARE = 0.6
+SPREAD_SHARE = 0.75
 """Share of this time for the ranges."""
-MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 12 * EVALUATIONS)
+MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 10 * EVALUATIONS)
 """Training steps below which ranges are not reported, and steps of two trials that are timed. Both
 have all evaluations, so that their difference is the time of steps alone."""
-TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 250, 1000, 0.4
+TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 100, 1000, 0.4
 """Images of these trials, the fewest on which ranges are measured if there are as many, and the
 largest share of the time for evaluations of more images."""
 CHECK_SHARE, MAX_CHECK = 0.2, 2000

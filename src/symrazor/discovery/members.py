@@ -30,10 +30,10 @@ from symrazor.core.likelihood import Categorical, Gaussian, Likelihood
 from symrazor.core.parameters import copy_state, eval_mode
 from symrazor.data import TensorLoader, Tensors
 from symrazor.discovery.budget import (
-    EVIDENCE_STEPS,
     MAX_LEFT_OUT,
     evidence_interval,
     phase_batch_size,
+    phase_evidence_steps,
 )
 from symrazor.discovery.question import Question, Structure, folds_of, select, slug, subsample
 from symrazor.inference.evidence import Evidence
@@ -197,7 +197,7 @@ def train_member(comparison: Comparison, job: Job) -> Member:
     config = replace(
         config,
         epochs=job.epochs,
-        every=evidence_interval(job.epochs, EVIDENCE_STEPS),
+        every=evidence_interval(job.epochs, phase_evidence_steps(len(inside), job.epochs)),
         batch_size=config.batch_size
         if question.config
         else phase_batch_size(len(inside), job.epochs),

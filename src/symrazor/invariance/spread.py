@@ -51,7 +51,7 @@ CERTAIN_SHARE, MIN_CERTAIN = 0.1, 40
 """Share, and number, of the inputs from which the range is read."""
 STEPS, TEST_STEPS, BATCH = 4000, 600, 64
 """Training steps of each fold and inputs of each step."""
-EVALUATIONS, VALIDATION_SHARE, VALIDATION_DRAWS = 15, 0.15, 4
+EVALUATIONS, VALIDATION_SHARE, VALIDATION_DRAWS = 8, 0.15, 4
 MAX_VALIDATION, MAX_READ = 800, 3000
 """Largest number of validation inputs, and of held-out inputs of a fold that are predicted."""
 READ_DRAWS = 8
