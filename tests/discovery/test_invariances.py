@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -186,11 +188,14 @@ def test_evaluations_of_many_images_fit_into_the_time(monkeypatch: pytest.Monkey
         assert [n for n, _ in used] == [invariances.TRIAL_IMAGES] * 2
         invariances._ranges(question, 0, images, steps)
     assert images > 1000 and steps > invariances.MIN_STEPS
-    share = invariances.SPREAD_SHARE
-    assert now[0] == pytest.approx(share * 100, abs=0.1)
+    share, planned = invariances.SPREAD_SHARE, invariances.PLANNED_SHARE
+    trial = sum(per_image * n + step * steps for n, steps in used[:2])
+    measured = per_image * images + step * steps / planned
+    assert trial + measured == pytest.approx(share * 100, abs=0.1)
+    assert now[0] == pytest.approx(trial + per_image * images + step * steps)
     trials = [per_image * invariances.TRIAL_IMAGES + step * s for s in invariances.TRIAL_STEPS]
     least = sum(trials) + per_image * invariances.MIN_IMAGES
-    assert needed == pytest.approx((least + invariances.MIN_STEPS * step) / share)
+    assert needed == pytest.approx((least + invariances.MIN_STEPS * step / planned) / share)
 
 
 def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_that_is_left(
@@ -243,3 +248,27 @@ def test_untested_invariances_name_the_time_they_need(
     minutes: float, needed: float, expected: str
 ) -> None:
     assert not_tested(minutes, needed) == f"Invariances: not tested ({expected})."
+
+
+def test_ranges_that_take_longer_than_planned_are_still_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, given = [0.0], list[float]()
+
+    def measure(*_: object) -> SimpleNamespace:
+        now[0] += 70.0
+        return SimpleNamespace(found=["rotation"], n=500)
+
+    def confirm(result: object, *rest: Any) -> object:
+        given.append(rest[3][0])
+        return result
+
+    monkeypatch.setattr(invariances, "_plan_ranges", lambda *_: (500, 2000, 0.0))
+    monkeypatch.setattr(invariances, "_ranges", measure)
+    monkeypatch.setattr(invariances, "_confirmed", confirm)
+    x, y = torch.zeros(500, 1, 1, 1), torch.zeros(500, dtype=torch.long)
+    question = Question("q", "?", Family([]), (x, y), None, Categorical)
+    rest = ("positional", torch.zeros(0), Options(minutes=1.0), lambda text: None)
+    with clock.counting(lambda: now[0]):
+        invariances.learn_invariances(question, *rest)
+    assert given == [pytest.approx(invariances.MIN_CONFIRMATION_SHARE * 60)]

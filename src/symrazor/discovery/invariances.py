@@ -51,9 +51,9 @@ TIME_SHARE = 0.5
 """Share of the available time for learning invariances."""
 MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
-SPREAD_SHARE = 0.75
-"""Share of this time for the ranges."""
-MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 10 * EVALUATIONS)
+SPREAD_SHARE, MIN_CONFIRMATION_SHARE = 0.75, 0.15
+"""Share of this time for the ranges, and the least share for the trainings that confirm them."""
+MIN_STEPS, TRIAL_STEPS = 1500, (2 * EVALUATIONS, 12 * EVALUATIONS)
 """Training steps below which ranges are not reported, and steps of two trials that are timed. Both
 have all evaluations, so that their difference is the time of steps alone."""
 TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 100, 1000, 0.4
@@ -200,7 +200,7 @@ def learn_invariances(
     result = LearnedInvariances(network, learned)
     if not learned.found:
         return result
-    left = seconds - (clock.now() - started)
+    left = max(seconds - (clock.now() - started), MIN_CONFIRMATION_SHARE * seconds)
     times = (left, spare_seconds) if is_timed else (math.inf, 0.0)
     return _confirmed(result, question, options, rival, times, tell)
 
@@ -226,8 +226,9 @@ def _plan_ranges(
     trial_seconds = clock.now() - began
     per_image, limit = once / trial_images, SPREAD_SHARE * seconds - trial_seconds
     images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, min_images)
-    steps = int((limit - images * per_image) / per_step)
-    needed = (trial_seconds + min_images * per_image + MIN_STEPS * per_step) / SPREAD_SHARE
+    steps = int(PLANNED_SHARE * (limit - images * per_image) / per_step)
+    least = min_images * per_image + MIN_STEPS * per_step / PLANNED_SHARE
+    needed = (trial_seconds + least) / SPREAD_SHARE
     return images, steps, needed
 
 
