@@ -188,4 +188,4 @@ def test_probabilities_are_rounded_down() -> None:
 
 def test_layers_are_numbered(fitted: dict[str, sr.Fit]) -> None:
     layers = numbered(fitted["relaxed"].reading.layers)
-    assert [layer.name for layer in layers] == ["1", "2", "3"]
+    assert [layer.name for layer in layers] == ["1", "2"]
