@@ -6,7 +6,8 @@
 Each run of `symrazor bench` is measured in both checkouts in turn, in two processes on one core.
 A ratio is the median over rounds of (second checkout / first); the quartiles show the noise. Runs
 that only use torch, such as an SGD epoch, are controls: their ratios should be 1. With `--small`,
-networks and data are smaller and slow groups are left out, which takes minutes.
+networks and data are smaller and slow groups are left out, which takes minutes. An interrupted
+comparison of the same two commits continues from the groups in the file of `--json`.
 """
 
 import argparse
@@ -208,20 +209,34 @@ def commit(root: Path) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def document(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, object]:
+def line(row: Row) -> list[object]:
+    """Return a row of the result file."""
+    numbers = (*row.seconds, row.ratio, *row.quartiles)
+    return [row.part, row.run, *(float(f"{value:.4g}") for value in numbers)]
+
+
+def stored_lines(options: argparse.Namespace) -> list[list[object]]:
+    """Return the rows of an interrupted comparison of the same commits with the same options."""
+    if options.json is None or not options.json.exists():
+        return []
+    stored = json.loads(options.json.read_text())
+    expected = document([], options)
+    is_same = all(stored[key] == expected[key] for key in ("command", "notes"))
+    return list(stored["rows"]) if is_same else []
+
+
+def document(lines: Sequence[Sequence[object]], options: argparse.Namespace) -> dict[str, object]:
     """Return a result file for the benchmark pages."""
     flags = " ".join([f"--rounds {options.rounds}", *(["--small"] if options.small else [])])
     before, after = map(commit, options.checkouts)
-    slower = sum(row.ratio > 1 + TOLERANCE for row in rows)
+    slower = sum(float(str(entries[4])) > 1 + TOLERANCE for entries in lines)
     return {
         "title": "CPU time of two checkouts",
         "question": "Is anything slower than before the source was arranged in layers?",
-        "command": [
-            f"python tools/compare_checkouts.py BEFORE AFTER {' '.join(flags)} --json FILE"
-        ],
+        "command": [f"python tools/compare_checkouts.py BEFORE AFTER {flags} --json FILE"],
         "machine": "one CPU core, one thread, beside other jobs",
         "goal": f"Ratios of at most {1 + TOLERANCE}.",
-        "summary": {"slower": slower, "runs": len(rows)},
+        "summary": {"slower": slower, "runs": len(lines)},
         "columns": [
             "part",
             "run",
@@ -231,11 +246,7 @@ def document(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, obje
             "lower quartile",
             "upper quartile",
         ],
-        "rows": [
-            [row.part, row.run]
-            + [float(f"{value:.4g}") for value in (*row.seconds, row.ratio, *row.quartiles)]
-            for row in rows
-        ],
+        "rows": list(lines),
         "notes": [
             f"Before: commit {before}; after: {after}.",
             "Ratios are medians over rounds of (after / before). Runs that only use torch, such as "
@@ -276,14 +287,17 @@ def main() -> None:
     checkouts = [Checkout(root, options.small) for root in options.checkouts]
     print("| part | run | CPU seconds | ratio | quartiles | peak MB |")
     print("|---|---|---|---|---|---|", flush=True)
-    rows: list[Row] = []
+    lines = stored_lines(options)
+    finished = {entries[0] for entries in lines}
     for part in options.parts:
         for group in json.loads(checkouts[0].call("--groups", part)):
+            if group in finished:
+                continue
             for row in compare(group, checkouts, options.rounds, options.memory):
-                rows.append(row)
+                lines.append(line(row))
                 print(markdown(row), flush=True)
-                if options.json:  # after every row, so that an interrupted comparison keeps them
-                    options.json.write_text(json.dumps(document(rows, options), indent=1) + "\n")
+            if options.json:
+                options.json.write_text(json.dumps(document(lines, options), indent=1) + "\n")
 
 
 if __name__ == "__main__":
