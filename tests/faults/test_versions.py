@@ -8,9 +8,13 @@ import pytest
 from harness.stored import reseal
 
 from symrazor.cli import app as cli
+from symrazor.core.version import __version__
+from symrazor.inference.last_layer import UNCERTAINTY
 from symrazor.runs.folder import read_document
 from symrazor.runs.predictions import predict
-from symrazor.runs.writing import MANIFEST, read_manifest
+from symrazor.runs.records import CONFIG, RAZOR, READING
+from symrazor.runs.writing import DOCUMENT, MANIFEST, read_manifest
+from symrazor.symmetry.architecture import ARCHITECTURE, WEIGHTS
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*/*"))
 
@@ -24,9 +28,12 @@ def _copy(source: Path, target: Path) -> Path:
     return target
 
 
-def test_the_runs_of_this_release_are_small() -> None:
-    assert len(GOLDEN) >= 3
-    assert sum(f.stat().st_size for g in GOLDEN for f in g.rglob("*") if f.is_file()) < 200_000
+def test_there_are_small_runs_of_this_version_with_all_kinds_of_files() -> None:
+    own = [path for path in GOLDEN if path.parent.name.startswith(__version__)]
+    assert len(own) >= 3, "Run: PYTHONPATH=src:tests/faults python -m harness.golden"
+    names = {file.name for path in own for file in path.rglob("*") if file.is_file()}
+    assert {DOCUMENT, ARCHITECTURE, WEIGHTS, UNCERTAINTY, CONFIG, READING, RAZOR} <= names
+    assert sum(f.stat().st_size for g in GOLDEN for f in g.rglob("*") if f.is_file()) < 300_000
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: f"{path.parent.name} {path.name}")

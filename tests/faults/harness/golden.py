@@ -1,7 +1,8 @@
 """Write small run folders of this version, which every later version must read.
 
-    PYTHONPATH=src:tests/faults python -m harness.golden    # into tests/faults/golden/VERSION
+    PYTHONPATH=src:tests/faults python -m harness.golden [NAME]    # into tests/faults/golden/NAME
 
+The default name is the version. Run it before a release, and if run folders get further files.
 A folder has the sealed files of a run only: no pages, figures, programs and checkpoints.
 """
 
@@ -44,5 +45,6 @@ def write(case_name: str, target: Path) -> None:
 
 
 if __name__ == "__main__":
+    group = sys.argv[1] if len(sys.argv) > 1 else __version__
     for name in RUNS:
-        write(name, GOLDEN / __version__ / name.replace(" ", "-"))
+        write(name, GOLDEN / group / name.replace(" ", "-"))
