@@ -195,7 +195,12 @@ def test_evaluations_of_many_images_fit_into_the_time(monkeypatch: pytest.Monkey
     assert now[0] == pytest.approx(trial + per_image * images + step * steps)
     trials = [per_image * invariances.TRIAL_IMAGES + step * s for s in invariances.TRIAL_STEPS]
     least = sum(trials) + per_image * invariances.MIN_IMAGES
-    assert needed == pytest.approx((least + invariances.MIN_STEPS * step / planned) / share)
+    with clock.counting(lambda: now[0]):  # the fewest steps fit without a margin
+        *_, again = invariances._plan_ranges(question, 0, 1, needed + 1.0)
+        images, steps, _ = invariances._plan_ranges(question, 0, 1, needed + 1.0)
+    assert (images, steps) == (invariances.MIN_IMAGES, invariances.MIN_STEPS)
+    assert again == pytest.approx(needed)
+    assert needed == pytest.approx((least + invariances.MIN_STEPS * step) / share)
 
 
 def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_that_is_left(

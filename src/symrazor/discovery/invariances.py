@@ -226,9 +226,9 @@ def _plan_ranges(
     trial_seconds = clock.now() - began
     per_image, limit = once / trial_images, SPREAD_SHARE * seconds - trial_seconds
     images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, min_images)
-    steps = int(PLANNED_SHARE * (limit - images * per_image) / per_step)
-    least = min_images * per_image + MIN_STEPS * per_step / PLANNED_SHARE
-    needed = (trial_seconds + least) / SPREAD_SHARE
+    fitting = (limit - images * per_image) / per_step
+    steps = int(max(PLANNED_SHARE * fitting, min(MIN_STEPS, fitting)))
+    needed = (trial_seconds + min_images * per_image + MIN_STEPS * per_step) / SPREAD_SHARE
     return images, steps, needed
 
 
