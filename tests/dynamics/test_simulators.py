@@ -13,8 +13,9 @@ from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import solve
 from symrazor.dynamics.noise import noise_estimate
+from symrazor.dynamics.regression import velocity_estimates
 from symrazor.dynamics.shooting import Fit
-from symrazor.dynamics.simulators import Choice, choose_field, velocity_estimates
+from symrazor.dynamics.simulators import Choice, choose_field
 from symrazor.dynamics.trajectories import Trajectories, simulate, split
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.mechanics import rk4
-from symrazor.dynamics.simulators import regress, velocity_estimates
+from symrazor.dynamics.regression import regress, velocity_estimates
 from symrazor.dynamics.trajectories import Trajectories, observed_states
 
 Simulate = Callable[[Tensor, float], Tensor]

@@ -18,8 +18,8 @@ from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.noise import without_gaps
 from symrazor.dynamics.trajectories import Trajectories
 
-MAX_EVALUATIONS = 200_000
-"""States that are integrated side by side, at most, to limit memory."""
+MAX_EVALUATIONS = 2000
+"""States that are integrated side by side, at most, so that they stay in the cache."""
 STATE_STEP = 1e-5
 """Step of differences in a state, in standard deviations of its coordinate."""
 ITERATIONS = 12
@@ -27,6 +27,8 @@ OUTLIER = 30.0
 """Windows whose squared residuals exceed this multiple of the median at first are left out."""
 MIN_IMPROVEMENT = 1e-3
 """Relative decrease of the sum of squares below which the iteration ends."""
+HOPELESS = 1e3
+"""Squared residuals relative to the noise above which no term is removed: the field is wrong."""
 MIN_T = 3.0
 """Coefficients below this many standard errors are removed."""
 
@@ -132,8 +134,8 @@ def fit_field(
     """
     fit = _gauss_newton(field, windows, substeps)
     for _ in range(3 if prune else 0):
-        if fit is None:
-            return None
+        if fit is None or fit.chi_squared > HOPELESS:
+            return fit
         kept = fit.field.parameters.abs() > MIN_T * fit.errors
         if bool(kept.all()) or not bool(kept.any()):
             break
