@@ -66,3 +66,13 @@ def test_halves_are_disjoint_and_cover_all_kinds(half: conserved.Half) -> None:
     systems = cases()[0 if half == "develop" else 1 :: 2]
     assert len({system.name for system in cases()}) == len(cases()) == 40
     assert {system.group for system in systems} == {"conservative", "dissipative", "chaotic"}
+
+
+def test_functions_that_the_regression_of_noisy_velocities_removes_are_fitted_again() -> None:
+    data = conserved.with_relative_noise(case("Halvorsen").simulate(0), 0.1, 0)
+    best = find_conserved(data).fields.adequate
+    assert best is not None and best.error < 1.1
+    linear = {(name, x) for name in ("x1", "x2", "x3") for x in ("x1", "x2", "x3")}
+    squares = {("x1", "x2^2"), ("x2", "x3^2"), ("x3", "x1^2")}
+    names = zip(("x1", "x2", "x3"), best.fit.field.terms, strict=True)
+    assert {(name, term) for name, terms in names for term in terms} == linear | squares

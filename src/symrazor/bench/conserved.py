@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -142,13 +143,19 @@ def _measure_by_name(name: str, seed: int, noise: float) -> Row:
     return measure(next(case for case in cases() if case.name == name), seed, noise)
 
 
+@cache
+def _simulate(case: Case, seed: int) -> Trajectories:
+    """Return noise-free trajectories, which runs at different noise levels share."""
+    return case.simulate(seed)
+
+
 def measure(case: Case, seed: int, noise: float) -> Row:
     """Run one system once."""
-    data = with_relative_noise(case.simulate(seed), noise, seed)
+    data = with_relative_noise(_simulate(case, seed), noise, seed)
     started = time.process_time()
     findings = find_conserved(data, seed=seed)
     seconds = time.process_time() - started
-    false = count_false(findings, case.simulate(seed + CHECK_SEED))
+    false = count_false(findings, _simulate(case, seed + CHECK_SEED))
     true_quantities = len(findings.quantities) - false
     false += max(0, true_quantities - case.quantities)
     found = min(true_quantities, case.quantities)
@@ -172,7 +179,8 @@ def rollout_ratio(case: Case, data: Trajectories, findings: Findings, seed: int)
     step = case.dt / best.substeps
     own = ConservingSimulator(best.fit.field, findings.quantities, step, x)
     others = baselines(split(data, seed)[0], deviation)
-    clean = replace(case, shape=(ROLLOUTS, ROLLOUT_STEPS + 1)).simulate(seed + CHECK_SEED)
+    longer = replace(case, shape=(ROLLOUTS, ROLLOUT_STEPS + 1))
+    clean = _simulate(longer, seed + CHECK_SEED)
     rollouts = compare_rollouts({"own": own, **others}, clean, deviation)
     errors = [rollouts.mean(name) for name in others]
     return rollouts.mean("own") / max(min(errors), 1e-300) if errors else None

@@ -27,6 +27,9 @@ OUTLIER = 30.0
 """Windows whose squared residuals exceed this multiple of the median at first are left out."""
 MIN_IMPROVEMENT = 1e-3
 """Relative decrease of the sum of squares below which the iteration ends."""
+MAX_COST, MIN_WINDOWS = 60_000, 30
+"""Windows times derivatives times steps of the integrator, at most, and fewest windows that are
+used: a field with many parameters is fitted to fewer windows."""
 HOPELESS = 1e3
 """Squared residuals relative to the noise above which no term is removed: the field is wrong."""
 MIN_T = 3.0
@@ -132,15 +135,29 @@ def fit_field(
 
     With `prune`, parameters that do not differ from zero are removed, and the others fitted again.
     """
-    fit = _gauss_newton(field, windows, substeps)
+    fit = _gauss_newton(field, _affordable(field, windows, substeps), substeps)
     for _ in range(3 if prune else 0):
         if fit is None or fit.chi_squared > HOPELESS:
             return fit
         kept = fit.field.parameters.abs() > MIN_T * fit.errors
         if bool(kept.all()) or not bool(kept.any()):
             break
-        fit = _gauss_newton(fit.field.only(kept), windows, substeps)
+        smaller = fit.field.only(kept)
+        fit = _gauss_newton(smaller, _affordable(smaller, windows, substeps), substeps)
     return fit
+
+
+def _affordable(field: ParametricField, windows: Windows, substeps: int) -> Windows:
+    """Return windows, spread evenly, whose derivatives cost at most `MAX_COST`."""
+    derivatives = len(field.parameters) + windows.states.shape[2]
+    steps = substeps * windows.gaps.shape[1]
+    count = max(MIN_WINDOWS, MAX_COST // (derivatives * steps))
+    if count >= len(windows):
+        return windows
+    chosen = torch.linspace(0, len(windows) - 1, count).long()
+    use = torch.zeros(len(windows), dtype=torch.bool)
+    use[chosen] = True
+    return windows.at(use)
 
 
 def residual_ratio(field: ParametricField, windows: Windows, substeps: int) -> float:
