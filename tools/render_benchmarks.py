@@ -26,7 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gallery_pages
-from truth_figure import figure
+import orbit_figure
+import truth_figure
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -38,7 +39,10 @@ TEMPLATES = {
     ROOT / "benchmarks" / "security.md.in": ROOT / "SECURITY.md",
     ROOT / "benchmarks" / f"{TRUTH_PAGE}.in": ROOT / "docs" / "concepts" / TRUTH_PAGE,
 }
-FIGURES = {"truth": ROOT / "docs" / "images" / "known-answers.svg"}
+FIGURES = {
+    "truth": ROOT / "docs" / "images" / "known-answers.svg",
+    "orbits": ROOT / "docs" / "images" / "orbits.svg",
+}
 """Result file -> its figure, which is drawn if the file exists."""
 REQUIRED = ("title", "question", "command", "machine", "columns", "rows", "notes")
 OPTIONAL = ("version", "goal", "summary", "calibration", "data")
@@ -227,9 +231,13 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     texts = {page: render(template) for template, page in TEMPLATES.items()}
-    for result_name, file in FIGURES.items():
-        if (RESULTS / f"{result_name}.json").exists():
-            texts[file] = figure(load(result_name), "report", "discover")
+    draw = {
+        "truth": lambda result: truth_figure.figure(result, "report", "discover"),
+        "orbits": orbit_figure.figure,
+    }
+    for name, file in FIGURES.items():
+        if (RESULTS / f"{name}.json").exists():
+            texts[file] = draw[name](load(name))
     if (RESULTS / "gallery.json").exists():
         texts |= gallery()
     for page, text in texts.items():
@@ -238,8 +246,8 @@ def main() -> int:
         stale.append(page.relative_to(ROOT))
         if not check:
             page.write_text(text, encoding="utf-8")
-    for name in stale:
-        print(f"{name} is out of date; run: make benchmarks" if check else f"wrote {name}")
+    for page in stale:
+        print(f"{page} is out of date; run: make benchmarks" if check else f"wrote {page}")
     return 1 if check and stale else 0
 
 

@@ -121,13 +121,27 @@ def test_known_answers_are_rendered_once_they_are_measured(
     tasks = renderer.known_answers("truth", "tasks")
     assert "| row | report | discover | 3 |" in tasks
     assert "| report | discover | 0.95 | 0.99 | 2 | 97.0 | 50.0 |" in tasks
-    drawing = ElementTree.fromstring(renderer.figure(renderer.load("truth"), "report", "discover"))
+    figure = renderer.truth_figure.figure(renderer.load("truth"), "report", "discover")
+    drawing = ElementTree.fromstring(figure)
     circle = drawing.find("{http://www.w3.org/2000/svg}circle")
     assert circle is not None
     assert float(circle.attrib["cx"]) == pytest.approx(590 + 200 * 47 / 50, abs=0.1)
     assert float(circle.attrib["cy"]) == pytest.approx(46 + 100, abs=0.1)
     with pytest.raises(ValueError, match="--machine"):
         write_result(rows, tmp_path / "other.json", "", "")
+
+
+def test_the_orbit_figure_has_a_flat_curve_for_the_conserved_component(
+    renderer: ModuleType,
+) -> None:
+    drawing = ElementTree.fromstring(renderer.orbit_figure.figure(renderer.load("orbits")))
+    curves = drawing.findall("{http://www.w3.org/2000/svg}polyline")
+    heights = [
+        [float(point.partition(",")[2]) for point in curve.attrib["points"].split()]
+        for curve in curves
+    ]
+    spans = [max(height) - min(height) for height in heights]
+    assert len(spans) == 3 and spans[2] < 1 and min(spans[:2]) > 50
 
 
 def test_the_gallery_counts_ranks_and_names_the_winner(renderer: ModuleType) -> None:

@@ -8,7 +8,7 @@ best.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
@@ -172,13 +172,16 @@ def _completed(
     does not bias, removes the others.
     """
     fields: list[tuple[str, ParametricField]] = []
-    regressions = {library.title: (library, regress) for library in libraries}
+    regressions: dict[str, tuple[Library, Callable[..., ParametricField]]] = {
+        library.title: (library, regress) for library in libraries
+    }
     if x.shape[1] % 2 == 0:
-        regressions |= {f"energy: {lib.title}": (lib, regress_energy) for lib in libraries}
+        for library in libraries:
+            regressions[f"energy: {library.title}"] = library, regress_energy
     for candidate in sorted(choice.candidates, key=lambda c: c.error):
-        library, regression = regressions.get(candidate.name, (None, regress))
-        if library is None or len(fields) == MAX_COMPLETED:
+        if candidate.name not in regressions or len(fields) == MAX_COMPLETED:
             continue
+        library, regression = regressions[candidate.name]
         field = regression(library, x, velocity, sparse=False)
         if len(field.parameters) <= MAX_COMPLETED_PARAMETERS:
             fields.append((candidate.name, field))
