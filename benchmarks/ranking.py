@@ -19,7 +19,9 @@ in which the weights are integrated out. The evidence is the probability of data
 import argparse
 import json
 import os
+import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -42,9 +44,7 @@ from symrazor.training.predictive import log_predictive
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar-10")
 SERIES = ("OSULeaf", "ArrowHead", "ItalyPowerDemand", "GunPoint")
 N_IMAGES = 300
-"""Training images; series have the official training set."""
 STEPS = 1500
-"""Optimiser steps, in whole epochs."""
 EVIDENCE_STEPS = 12
 BATCH_SIZE = 32
 LEARNING_RATE = 5e-3
@@ -156,6 +156,8 @@ class Job:
         trained_with: structure of the curvature in the evidence steps, or "refined": Kronecker
             factors, then rounds of refinement with the exact matrix.
         is_development: whether to use the data on which settings may be chosen.
+        images: training images; series have the official training set.
+        steps: optimiser steps, in whole epochs.
     """
 
     data: str
@@ -163,6 +165,8 @@ class Job:
     architecture: str
     trained_with: str
     is_development: bool = False
+    images: int = N_IMAGES
+    steps: int = STEPS
 
 
 def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
@@ -170,10 +174,10 @@ def run(folder: Path, job: Job, structures: Sequence[str]) -> dict[str, Any]:
     torch.set_num_threads(1)
     started = time.process_time()
     read = development if job.is_development else prepared
-    train, test = read(folder / f"{job.data}.npz", job.seed, N_IMAGES)
+    train, test = read(folder / f"{job.data}.npz", job.seed, job.images)
     torch.manual_seed(job.seed)
     model = ARCHITECTURES[job.architecture](train[0].shape[1:], int(train[1].max()) + 1)
-    epochs = max(20, STEPS // -(-len(train[0]) // BATCH_SIZE))
+    epochs = max(20, job.steps // -(-len(train[0]) // BATCH_SIZE))
     is_refined = job.trained_with == REFINED
     fit = sr.fit(
         *(model, train),
@@ -312,24 +316,31 @@ def ranking_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]
 
 def training_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Return means over all networks, by data set and structure in the evidence steps."""
-    columns = ["data", "trained with", "networks", "log evidence (auto)", "held-out NLL"]
-    columns += ["accuracy %", "lowest held-out NLL", "NLL below kron, networks"]
-    columns += ["share of free paths %", "CPU s of training"]
+    columns = ["data", "trained with", "trainings", "log evidence (auto)", "held-out NLL"]
+    columns += ["held-out NLL, predictive", "accuracy %", "evidence above kron", "NLL below kron"]
+    columns += ["predictive NLL below kron", "share of free paths %", "CPU s of training"]
+    structures = {r["trained_with"] for r in records}
+    counts = Counter(map(key, records))
+    compared = [r for r in records if counts[key(r)] == len(structures) > 1]
+    kron = {key(r): r for r in select(compared, trained_with="kron")}
     rows: list[list[Any]] = []
-    for name in dict.fromkeys(r["data"] for r in select(records, trained_with="kron")):
-        kron = {key(r): r for r in select(records, data=name, trained_with="kron")}
+    for name in (*dict.fromkeys(r["data"] for r in compared), "all"):
         for structure in TRAINED_WITH:
-            some = [r for r in select(records, data=name, trained_with=structure) if key(r) in kron]
+            some = select(compared, trained_with=structure)
+            some = [r for r in some if name in (r["data"], "all") and key(r) in kron]
             if not some:
                 continue
-            wins = sum(r["nll"] < kron[key(r)]["nll"] for r in some)
+            pairs = [(r, kron[key(r)]) for r in some]
+            wins = [
+                sum(r["evidence"]["auto"] > k["evidence"]["auto"] for r, k in pairs),
+                *(sum(r[score] < k[score] for r, k in pairs) for score in SCORES),
+            ]
             free = [share[-1] for r in some for share in r["shares"].values()]
             figures = [
                 round(mean(r["evidence"]["auto"] for r in some), 1),
-                round(mean(r["nll"] for r in some), 3),
+                *(round(mean(r[score] for r in some), 3) for score in SCORES),
                 round(100 * mean(r["accuracy"] for r in some), 1),
-                round(min(r["nll"] for r in some), 3),
-                "" if structure == "kron" else f"{wins} of {len(some)}",
+                *("" if structure == "kron" else f"{count} of {len(some)}" for count in wins),
                 round(100 * mean(free)) if free else "",
                 round(mean(r["seconds"][0] for r in some), 1),
             ]
@@ -342,46 +353,60 @@ def key(record: Record) -> tuple[str, int, str]:
     return record["data"], record["seed"], record["architecture"]
 
 
-def document(
-    title: str, question: str, table: tuple[list[str], list[list[Any]]], about: Record
-) -> dict[str, Any]:
-    """Return the content of a file in benchmarks/results/."""
-    columns, rows = table
-    notes = [
-        f"Images: {N_IMAGES} for training. Every network: about {STEPS} optimiser steps, "
-        f"{EVIDENCE_STEPS} evidence steps. Settings were chosen on other training images and on "
-        "other series.",
+def command(records: Sequence[Record]) -> str:
+    """Return the command that trains the networks of some records."""
+    options = ("data", "seed", "architecture", "trained_with", "images", "steps")
+    names = ("data", "seeds", "architectures", "trained-with", "images", "steps")
+    text = "python benchmarks/ranking.py DIR"
+    for option, name in zip(options, names, strict=True):
+        text += f" --{name} {shlex.join(dict.fromkeys(str(r[option]) for r in records))}"
+    return f"{text} --json RUNS.json"
+
+
+def write_tables(
+    files: Sequence[Path], names: Sequence[str], out: Path, machine: str, notes: Sequence[str]
+) -> None:
+    """Write some of the tables of the records in some files."""
+    every = [record for file in files for record in json.loads(file.read_text())]
+    records = [{"images": N_IMAGES, "steps": STEPS} | r for r in every if "error" not in r]
+    print(f"{len(every) - len(records)} of {len(every)} trainings failed")
+    for name in names:
+        title, question, table, note = TABLES[name]
+        columns, rows = table(records)
+        settings = (
+            f"Images: {records[0]['images']} for training. Every network: about "
+            f"{records[0]['steps']} optimiser steps, {EVIDENCE_STEPS} evidence steps. Settings "
+            "were chosen on other training images and on other series."
+        )
+        content = {
+            "title": title,
+            "question": question,
+            "command": [command(records)],
+            "machine": machine,
+            "notes": [settings, note, *notes],
+            "columns": columns,
+            "rows": rows,
+        }
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        print(name, *rows, sep="\n")
+
+
+TABLES = {
+    "evidence-ranking": (
+        "Ranking of architectures by evidence on small real data",
+        "Does the evidence order architectures as their held-out NLL does (Kendall's tau)?",
+        ranking_table,
         "Held-out NLL is that of the trained weights. The regret is the held-out NLL of the "
         "network of highest evidence minus the lowest one.",
-    ]
-    return {"title": title, "question": question, **about, "columns": columns, "rows": rows} | {
-        "notes": [*notes, *about.get("notes", [])]
-    }
-
-
-def write_tables(files: Sequence[Path], out: Path, about: Record, notes: Sequence[str]) -> None:
-    """Write the tables of the records in some files."""
-    every = [record for file in files for record in json.loads(file.read_text())]
-    records = [record for record in every if "error" not in record]
-    print(f"{len(every) - len(records)} of {len(every)} trainings failed")
-    tables = {
-        "evidence-ranking": (
-            "Ranking of architectures by evidence on small real data",
-            "Does the evidence order architectures as their held-out NLL does (Kendall's tau)?",
-            ranking_table(records),
-        ),
-        "evidence-training": (
-            "Evidence steps with three structures of the curvature",
-            "Does a more exact curvature in the evidence steps learn better prior precisions?",
-            training_table(records),
-        ),
-    }
-    for name, (title, question, table) in tables.items():
-        if not table[1]:
-            continue
-        content = document(title, question, table, about | {"notes": list(notes)})
-        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
-        print(name, *table[1], sep="\n")
+    ),
+    "evidence-training": (
+        "Evidence steps with three structures of the curvature",
+        "Does a more exact curvature in the evidence steps learn better prior precisions?",
+        training_table,
+        "Means over networks that were trained with every structure. The predictive integrates "
+        f"the weights out; its NLL is over {PREDICTED} held-out samples.",
+    ),
+}
 
 
 def main() -> None:
@@ -392,26 +417,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--architectures", nargs="+", default=[*ARCHITECTURES])
     parser.add_argument("--trained-with", nargs="+", default=TRAINED_WITH)
+    parser.add_argument("--images", type=int, default=N_IMAGES)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--development", action="store_true", help="only data for development")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no job after this time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--read", type=Path, nargs="+", help="write the tables of these files")
+    parser.add_argument("--tables", nargs="+", default=[*TABLES], choices=TABLES)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--notes", nargs="+", default=[], help="more notes for the tables")
     parser.add_argument("--machine", default="16 CPU cores, one thread for each training")
     arguments = parser.parse_args()
     if arguments.read:
-        command = "python benchmarks/ranking.py DIR --jobs 16 --json RUNS.json"
-        about = {"command": [command], "machine": arguments.machine}
-        write_tables(arguments.read, arguments.out, about, arguments.notes)
+        machine = arguments.machine
+        write_tables(arguments.read, arguments.tables, arguments.out, machine, arguments.notes)
         return
+    size = arguments.images, arguments.steps
     jobs = [
-        Job(data, seed, architecture, structure, arguments.development)
-        for structure in sorted(arguments.trained_with)  # "auto", the slowest, first
-        for architecture in reversed(arguments.architectures)
+        Job(data, seed, architecture, structure, arguments.development, *size)
         for seed in arguments.seeds
-        for data in reversed(arguments.data)
+        for data in arguments.data
+        for architecture in arguments.architectures
+        for structure in arguments.trained_with
     ]
     run_all(arguments.folder, jobs, arguments.jobs, arguments.minutes, arguments.json)
 

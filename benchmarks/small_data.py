@@ -9,6 +9,9 @@ aeon (aeon/datasets/data). Either may be missing. The digits are part of symrazo
 Images are averaged over blocks of 2 x 2 pixels (not the digits, and not mnist-28 and cifar-10-32,
 which are for benchmarks/table3_structures.py). A file holds a pool of training
 images, of which each seed uses other ones, and 1,000 test images. Series have the official split.
+
+Two files are small versions of the data of ELLA: digits-quadrant (Table 1) has digits in a random
+quadrant of a canvas, mnist-rotated (Table 3) digits that are turned by any angle.
 """
 
 import argparse
@@ -21,6 +24,8 @@ from torch.nn.functional import avg_pool2d
 
 from prequential import load
 from symrazor.data import digits
+from symrazor.data.embedded import on_canvas
+from symrazor.data.transforms import rotated
 
 POOL = 1200
 """Training images in a file, enough for four disjoint training sets."""
@@ -47,6 +52,17 @@ def halved(images: np.ndarray, count: int) -> np.ndarray:
     """Return the first images as bytes at half the resolution."""
     smaller = avg_pool2d(torch.from_numpy(images[:count].copy()).float(), 2)
     return smaller.round().to(torch.uint8).numpy()
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Return images in [0, 1] as bytes."""
+    return (255 * images).round().to(torch.uint8)
+
+
+def turned(images: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Return the first images, each turned by a random angle, as bytes."""
+    as_floats = torch.from_numpy(images[:count].copy()).float() / 255
+    return as_bytes(rotated(as_floats, 180, seed)).numpy()
 
 
 def write(file: Path, x: object, y: object, x_test: object, y_test: object) -> None:
@@ -105,14 +121,19 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     x, y = digits("all")
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    x, y = (255 * x[order]).round().to(torch.uint8), y[order]
-    write(out / "digits.npz", x[597:], y[597:], x[:597], y[:597])
+    x, y = x[order], y[order]
+    for name, digit in (("digits", x), ("digits-quadrant", on_canvas(x, y)[0])):
+        images = as_bytes(digit)
+        write(out / f"{name}.npz", images[597:], y[597:], images[:597], y[:597])
     if arguments.images:
         for name in ("mnist", "fashion-mnist"):
             (a, b), (c, d) = (read_idx(arguments.images / name, k) for k in ("train", "t10k"))
             write(out / f"{name}.npz", halved(a, POOL), b[:POOL], halved(c, TEST), d[:TEST])
             if name == "mnist":
                 write(out / "mnist-28.npz", a[:2000], b[:2000], c[:TEST], d[:TEST])
+                a, c = turned(a, POOL, 1), turned(c, TEST, 0)
+                turned_file = out / "mnist-rotated.npz"
+                write(turned_file, halved(a, POOL), b[:POOL], halved(c, TEST), d[:TEST])
         cifar = arguments.images / "cifar-10"
         (a, b), (c, d) = (read_cifar(cifar, k) for k in ("data_batch_1", "test_batch"))
         write(out / "cifar-10.npz", halved(a, POOL), b[:POOL], halved(c, TEST), d[:TEST])
