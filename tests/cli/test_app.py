@@ -89,7 +89,7 @@ def test_experiment_prints_its_table_unless_quiet(call: Call, quiet: bool) -> No
         (("discover", "--epochs", "0"), "epochs must be at least 1, got 0"),
         (("discover", "--epochs", "1", "--groups"), "groups is empty"),
         (("discover", "--epochs", "1", "--out", "/dev/null/x"), "Not a directory"),
-        (("report", "no-run"), "No such run folder: no-run"),
+        (("report", "no-run"), "No such run folder: no-run."),
     ],
 )
 def test_user_errors_exit_with_2(call: Call, arguments: tuple[str, ...], message: str) -> None:

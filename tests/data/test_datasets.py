@@ -62,6 +62,16 @@ def test_text_targets_are_rejected_for_regression() -> None:
 
 def test_a_dataset_describes_itself() -> None:
     data = dataset(torch.from_numpy(X), torch.from_numpy(Y))
-    assert repr(data) == "Dataset(x and y: 30 vectors of 4, 3 classes)"
+    assert repr(data) == "Dataset(data: 30 vectors of 4, 3 classes)"
     with pytest.raises(ValueError, match="have no effect together with a Dataset"):
         sr.discover(data, task="regression")
+
+
+def test_errors_about_arrays_name_what_is_wrong() -> None:
+    not_finite = np.where(np.arange(30)[:, None] == 3, np.nan, X)
+    with pytest.raises(ValueError, match=r"^x and y in data must have .*\[30, 4\] and \[20\]"):
+        sr.discover(X, Y[:20])
+    with pytest.raises(ValueError, match=r"^x in data has 4 NaN.* the first in sample 3\."):
+        sr.discover(not_finite, Y)
+    with pytest.raises(ValueError, match=r"^data has no labels\. Pass them"):
+        sr.discover(X)

@@ -102,7 +102,7 @@ def test_predictions_accept_the_format_of_the_training_data(
     assert torch.allclose(result.predict(first.double()).mean, expected, atol=1e-6)
     with pytest.raises(ValueError, match=r"shape \[3, 7, 9\], the training data \[3, 8, 9\]"):
         result.predict(x[:, :7])
-    assert repr(result) == f"Discovery(x and y: {result.chosen.name})"
+    assert repr(result) == f"Discovery(data: {result.chosen.name})"
 
 
 def test_the_document_names_layers_and_networks_as_the_verdict_does(

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +22,20 @@ from symrazor.cli import app as cli
 from symrazor.core.files import BUDGET_VARIABLE
 from symrazor.data import dataset
 from symrazor.discovery import digits
-from symrazor.discovery.api import fitting_memory
+from symrazor.discovery.api import _notes, fitting_memory
 from symrazor.discovery.families import registered_kinds
+from symrazor.discovery.question import Options
 from symrazor.layers.relaxed import spatial_layers
 from symrazor.runs import run as fit_run
 from symrazor.runs.config import DataConfig, ModelConfig, RunConfig
 from symrazor.runs.folder import export_network, load_network, read_document
 from symrazor.runs.predictions import predict
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(1.0, "1 minute,"), (2.0, "2 minutes,")])
+def test_a_note_counts_the_minutes(minutes: float, expected: str) -> None:
+    compared: Any = SimpleNamespace(plan=SimpleNamespace(steps=10, costs={"a": 1.0}))
+    assert f"fitted into {expected}" in _notes(compared, Options(minutes=minutes))[0]
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])

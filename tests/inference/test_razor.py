@@ -189,7 +189,7 @@ def test_in_anybodys_training_loop_with_a_data_loader() -> None:
     total = evidence.log_likelihood + evidence.log_prior - 0.5 * evidence.log_det
     assert float(evidence.log_evidence) == pytest.approx(float(total))
     assert math.isfinite(float(evidence.log_evidence))
-    assert "per datum" in repr(evidence)
+    assert "per data point" in repr(evidence)
 
 
 def test_burn_in_counts_training_steps() -> None:

@@ -168,7 +168,9 @@ def test_a_model_that_is_one_relaxed_layer() -> None:
     torch.manual_seed(0)
     model = Digits([Conv(1, 10, (8, 8), 8), FC(1, 10, (8, 8), 8)])
     _razor_alive = _razor(model)
-    (layer,) = sr.reading(model, _data()[0]).layers
+    reading = sr.reading(model, _data()[0])
+    assert repr(reading).endswith(", 1 layer)")
+    (layer,) = reading.layers
     assert [path.path for path in layer.paths] == ["Conv", "FC"]
     assert [set(path.precision) for path in layer.paths] == [
         {"conv.weight", "conv.bias"},

@@ -112,6 +112,7 @@ X = torch.zeros(2, 1, 5, 5)
     ("options", "message"),
     [
         ({"groups": ["rotation"]}, r"groups must include 'translation'.*got \['rotation'\]"),
+        ({"groups": ["translations"]}, r"Did you mean 'translation'\?"),
         ({"groups": []}, r"groups must include 'translation'.*got \[\]"),
         ({"paths": "g-fc+conv"}, r"names among .*'s-fc', 'conv', 's-conv'\], got 'g-fc\+conv'"),
         ({"paths": ""}, r"names among .*, got ''"),

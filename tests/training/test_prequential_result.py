@@ -88,7 +88,7 @@ def test_verdict(totals: list[float], sampling_error: float, expected: str) -> N
 
 def test_repr_is_short_and_states_the_uncertainty() -> None:
     assert repr(B) == (
-        "Prequential(-16.0 +- 2.0 nats, -4.000 per datum; 3 blocks, 2 orders, 1 start)"
+        "Prequential(-16.0 +- 2.0 nats, -4.000 per data point; 3 blocks, 2 orders, 1 start)"
     )
     assert repr(A.compare(B)).startswith("Comparison(first: +6.0 +- 2.0 nats over orders")
     one_run = Prequential(B.log_probabilities[:1], PERMUTATIONS[:1], (1, 2, 4), TARGETS)

@@ -2,9 +2,8 @@
 
 Small networks leave most of a second thread idle, so several trainings side by side are faster than
 one training on all threads. A worker is a Python interpreter that imports this package, not the
-main script of the user: scripts need no `if __name__ == "__main__"` guard. It imports modules from
-where this process does, and not from the working directory if this process does not. Jobs and
-results travel as pickles between a process and the workers that it started; no file is involved.
+main script of the user: scripts need no `if __name__ == "__main__"` guard. It has the module search
+path of this process. Jobs and results are pickled and sent through pipes; no file is involved.
 
     with Workers(count=2, shared=data) as workers:
         for index, result in workers.run(train, jobs):
@@ -61,7 +60,7 @@ class Workers:
         if message is not None:
             self.processes = [_start() for _ in range(count)]
         self._message = message
-        self._told: set[int] = set()
+        self._initialised: set[int] = set()
 
     @property
     def count(self) -> int:
@@ -95,7 +94,7 @@ class Workers:
             waiting.put(index)
         for process in self.processes[: len(jobs)]:
             arguments = (process, messages, waiting, done)
-            threading.Thread(target=self._feed, args=arguments, daemon=True).start()
+            threading.Thread(target=self._send_jobs, args=arguments, daemon=True).start()
         remaining = len(jobs)
         try:
             while remaining:
@@ -111,7 +110,7 @@ class Workers:
             self.close(STOP_SECONDS)
             raise
 
-    def _feed(
+    def _send_jobs(
         self,
         process: "subprocess.Popen[bytes]",
         messages: list[bytes],
@@ -122,8 +121,8 @@ class Workers:
         assert process.stdin is not None and process.stdout is not None
         index = -1
         try:
-            if process.pid not in self._told:
-                self._told.add(process.pid)
+            if process.pid not in self._initialised:
+                self._initialised.add(process.pid)
                 _send(process.stdin, self._message or b"")
             while True:
                 index = waiting.get_nowait()

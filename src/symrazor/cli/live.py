@@ -11,11 +11,11 @@ from symrazor.discovery.question import Step
 
 
 class Display:
-    """Print messages of `discover`; steps of a stage move a bar.
+    """Print the progress messages of `discover`.
 
     Args:
-        console: where to print. In a terminal the bar shows what runs, the best network so far and
-            the time that is left; elsewhere each stage is one line.
+        console: where to print. In a terminal, a bar shows the current stage, the best network so
+            far and the remaining time; elsewhere each stage is one line.
     """
 
     def __init__(self, console: Console) -> None:

@@ -55,9 +55,9 @@ MIN_BASIS_PROBES = 1000
 MAX_BASIS_SAMPLES = 4
 """With more probes per sample than this, the first pass computes the exact factors."""
 BASIS_SHARE = 0.5
-"""Fraction of a large data set that the first pass reads; the bound is about 1 % looser."""
+"""Fraction of a large data set that the first pass reads; this loosens the bound by about 1 %."""
 MIN_SHARED_DATA = 1000
-"""Number of samples from which the first pass reads only this fraction."""
+"""Number of samples from which the first pass reads only `BASIS_SHARE` of the data."""
 
 
 class EkfacStructure(Structure):
@@ -230,8 +230,8 @@ class Moments:
         inputs = self._a.transpose(1, 2)
         k, o, i = max(rows.shape[1], inputs.shape[1]), rows.shape[3] // columns, inputs.shape[3]
         count = max(1, MAX_FORMED_ENTRIES // (k * columns * o * i))
-        for some_rows, some_inputs in zip(rows.split(count), inputs.split(count), strict=True):
-            gradients = (some_rows.mT @ some_inputs).unflatten(2, (columns, o))
+        for row_chunk, input_chunk in zip(rows.split(count), inputs.split(count), strict=True):
+            gradients = (row_chunk.mT @ input_chunk).unflatten(2, (columns, o))
             if not self._rotates_cotangents:
                 gradients = self._left.mT.unsqueeze(1) @ gradients
             self._squares = self._squares + gradients.square().sum((0, 2)).double()

@@ -91,7 +91,7 @@ class Dataset:
     names: tuple[str, ...] = ()
     times: Tensor | None = None
     test: Tensors | None = None
-    source: str = "x and y"
+    source: str = "data"
     columns: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     id_name: str = ""
@@ -107,7 +107,7 @@ class Dataset:
     def labelled(self) -> Tensors:
         """Inputs and labels; ValueError if the data have no labels."""
         if self.y is None:
-            raise ValueError(f"{self.source} has no labels. Save them next to x, as y.")
+            raise ValueError(f"{self.source} has no labels. Pass them, or save them next to x, as y.")
         return self.x, self.y
 
     def describe(self) -> str:
@@ -145,7 +145,7 @@ def dataset(
     names: Sequence[str] = (),
     times: Tensor | None = None,
     test: Tensors | None = None,
-    source: str = "x and y",
+    source: str = "data",
 ) -> Dataset:
     """Make a `Dataset` of tensors; kind and task are recognised unless they are given.
 

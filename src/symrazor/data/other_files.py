@@ -35,7 +35,7 @@ _KEYS = ("x", "y", "x_test", "y_test", "t", "kind", "names")
 
 
 def optional(package: str, extra: str, path: Path) -> Any:
-    """Import an optional package; ModuleNotFoundError that names the extra."""
+    """Import an optional package; if it is missing, the error names the extra to install."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -48,11 +48,11 @@ def read_parquet(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the columns of a Parquet file as text, as those of a CSV file."""
     parquet = optional("pyarrow.parquet", "parquet", path)
     with parquet.ParquetFile(path) as file:
-        about = file.metadata
-        groups = (about.row_group(k) for k in range(about.num_row_groups))
+        metadata = file.metadata
+        groups = (metadata.row_group(k) for k in range(metadata.num_row_groups))
         n_bytes = sum(group.total_byte_size for group in groups)
         names = list(file.schema_arrow.names)
-        reserve(2 * n_bytes + BYTES_PER_FIELD * about.num_rows * len(names), path)
+        reserve(2 * n_bytes + BYTES_PER_FIELD * metadata.num_rows * len(names), path)
     # Repeated texts stay encoded until their lengths are known.
     table = parquet.read_table(path, read_dictionary=names)
     columns: dict[str, tuple[str, ...]] = {}

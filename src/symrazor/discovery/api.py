@@ -421,7 +421,7 @@ def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
         return ()
     factor = MIN_STEPS / plan.steps
     if plan.costs:
-        fitted = f"fitted into {options.minutes:g} minutes"
+        fitted = f"fitted into {options.minutes:g} minute{'s' * (options.minutes != 1)}"
         minutes = factor * options.minutes
         rounded_up = math.ceil(minutes) if minutes > 1 else math.ceil(10 * minutes) / 10
         remedy = f"--minutes {rounded_up:g}"

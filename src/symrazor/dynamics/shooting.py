@@ -44,7 +44,7 @@ class Windows:
         states: [W, T, d].
         gaps: [W, T - 1], times between them.
         deviation: [d], standard deviation of the noise.
-        spread: [d], of the coordinates.
+        spread: [d], standard deviation of the coordinates.
     """
 
     states: Float[Tensor, "w t d"]
@@ -56,12 +56,12 @@ class Windows:
         return len(self.states)
 
     def at(self, use: Bool[Tensor, "w"]) -> "Windows":
-        """Return some of the windows."""
+        """Return the windows where `use` is true."""
         return Windows(self.states[use], self.gaps[use], self.deviation, self.spread)
 
     @property
     def freedom(self) -> int:
-        """Number of observed entries less that of initial states."""
+        """Degrees of freedom: numbers in all states minus numbers in initial states."""
         return self.states.numel() - self.states[:, 0].numel()
 
 
@@ -87,8 +87,8 @@ class Fit:
     """A fitted field.
 
     Args:
-        field: with its parameters.
-        covariance: of the parameters.
+        field: the field with its fitted parameters.
+        covariance: covariance of the parameters.
         chi_squared: squared residuals relative to the noise, per degree of freedom.
     """
 
@@ -226,15 +226,15 @@ def _gauss_newton(field: ParametricField, windows: Windows, substeps: int) -> Fi
         if not math.isfinite(total) or not bool(A.isfinite().all() & B.isfinite().all()):
             return None
         Q, R = torch.linalg.qr(A)
-        left = B - Q @ (Q.mT @ B)  # the part that no change of the initial states explains
-        information = torch.einsum("wrk,wrl->kl", left, left)
-        slope = torch.einsum("wrk,wr->k", left, residual)
+        projected = B - Q @ (Q.mT @ B)  # the part that no change of the initial states explains
+        information = torch.einsum("wrk,wrl->kl", projected, projected)
+        slope = torch.einsum("wrk,wr->k", projected, residual)
         before = total
         for _ in range(5):
             ridge = information + torch.diag(damping * information.diagonal() + 1e-300)
             step = -torch.linalg.lstsq(ridge, slope[:, None], driver="gelsd").solution[:, 0]
-            rest = (residual + B @ step).unsqueeze(-1)
-            move = -torch.linalg.solve_triangular(R, Q.mT @ rest, upper=True).squeeze(-1)
+            stepped = (residual + B @ step).unsqueeze(-1)
+            move = -torch.linalg.solve_triangular(R, Q.mT @ stepped, upper=True).squeeze(-1)
             moved = parameters + step
             tried = _residuals(field, (start + move)[None], moved[None], windows, substeps)[0]
             new = float(tried.square().sum())

@@ -153,7 +153,7 @@ class Evidence:
                 f"Evidence({float(self.log_evidence):.3f} = "
                 f"fit {float(self.log_likelihood):.3f} - "
                 f"complexity {float(self.complexity):.3f}, "
-                f"{float(self.per_datum):.4f} per datum)"
+                f"{float(self.per_datum):.4f} per data point)"
             )
 
 

@@ -142,9 +142,9 @@ def flow(
     affine[:-1, :-1], affine[:-1, -1] = rows, drift
     speed = float(torch.linalg.eigvals(rows).abs().max())
     turn = 2 * torch.pi / speed if speed > 1e-6 else 1 / max(float(drift.abs().max()), 1e-12)
-    grows = float(torch.linalg.eigvals(rows).real.max()) * turn
+    growth = float(torch.linalg.eigvals(rows).real.max()) * turn
     times = torch.linspace(
-        0, turn * min(1.0, 1.5 / max(grows, 1e-12)), POINTS_PER_CURVE, dtype=A.dtype
+        0, turn * min(1.0, 1.5 / max(growth, 1e-12)), POINTS_PER_CURVE, dtype=A.dtype
     )
     maps = torch.linalg.matrix_exp(times.view(-1, 1, 1) * affine)
     start = torch.ones(2 * n + 1, CURVES, dtype=A.dtype)

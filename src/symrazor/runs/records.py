@@ -40,7 +40,7 @@ def verify(folder: Path, *names: str) -> Manifest:
         ValueError: no run, an unfinished run, or a part that is missing or belongs to another run.
     """
     if not folder.is_dir():
-        raise ValueError(f"No such run folder: {folder}")
+        raise ValueError(f"No such run folder: {folder}.")
     manifest = read_manifest(folder)
     if manifest is None:
         raise ValueError(

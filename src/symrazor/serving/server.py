@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 64 << 20
 MAX_PORT = 65_535
 MAX_LENGTH_DIGITS = 16
 TIMEOUT_SECONDS = 60
-"""For the parts of a request."""
+"""Longest wait for the next part of a request."""
 TOKEN_HEADER = "X-Symrazor-Token"
 Action = Callable[[Session, Mapping[str, Any]], Any]
 
@@ -30,7 +30,7 @@ ACTIONS: dict[str, Action] = {
     "/predict": lambda session, body: session.predict(body["sample"], body["move"]),
     "/sweep": lambda session, body: session.sweep(body["sample"], body["move"], body["control"]),
 }
-"""Path -> what a post to it returns."""
+"""Path -> function that answers a POST request to it."""
 
 
 def play_page(session: Session, token: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         return secrets.compare_digest(token.encode(), self.token.encode())
 
     def _is_local(self) -> bool:
-        """Answer requests that name another host, and return whether this one may go on."""
+        """Return whether a request names this host; reject it otherwise."""
         port = int(self.server.server_address[1])  # type: ignore[index]
         if self.headers.get("Host") in (f"{HOST}:{port}", f"localhost:{port}"):
             return True

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from symrazor.accelerate.processes import unwrap
 from symrazor.core.parameters import weights
 from symrazor.core.prior import Prior
-from symrazor.core.validation import json_ready
+from symrazor.core.validation import counted, json_ready
 from symrazor.data.batches import Input
 from symrazor.inference.evidence import Evidence, latest_razor
 from symrazor.inference.razor import Razor
@@ -161,9 +161,8 @@ class Reading:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __repr__(self) -> str:
-        return (
-            f"Reading({self.verdict.partition('. ')[0].rstrip('.')!r}, {len(self.layers)} layers)"
-        )
+        headline = self.verdict.partition(". ")[0].rstrip(".")
+        return f"Reading({headline!r}, {counted(len(self.layers), 'layer')})"
 
     def __str__(self) -> str:
         lines = layer_table(self.layers, TABLE_WIDTH)

@@ -11,6 +11,7 @@ example input.
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import combinations
 from math import prod
 from typing import Any, cast
@@ -88,9 +89,12 @@ def check_groups(groups: object) -> None:
     known = [*TRANSLATIONS, *POINT_GROUPS]
     custom = [group for group in requested if isinstance(group, Group) and grid_point_group(group)]
     if not set(TRANSLATIONS) <= set(requested) or set(requested) - {*known, *custom}:
+        misspelt = [group for group in requested if isinstance(group, str) and group not in known]
+        close = [match for name in misspelt for match in get_close_matches(name, known, 1, 0.8)]
+        hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(
             f"groups must include 'translation', and otherwise hold names among {known} or finite "
-            f"groups of matrices that map the grid to itself, got {requested}."
+            f"groups of matrices that map the grid to itself, got {requested}.{hint}"
         )
     others = [point_group(group) for group in dict.fromkeys(requested) if group not in TRANSLATIONS]
     for group in others:

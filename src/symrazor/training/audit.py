@@ -184,7 +184,7 @@ def audit(
 
     Args:
         model: any trained network of images [n, c, h, w], volumes or series [n, c, t]; unchanged.
-        data: inputs and labels, best those that the network was not trained on.
+        data: inputs and labels, preferably ones that the network was not trained on.
         likelihood: likelihood of the labels.
         transformations: name -> function from inputs and outputs of a map to `Action`s. By default
             shifts, mirrors, and for square images quarter turns.

@@ -224,7 +224,7 @@ def fit(
         ValueError: invalid data or options, or a checkpoint that does not belong to them; the
             model is unchanged.
         UnsupportedParameterError: the model has weights without curvature.
-        FloatingPointError: training diverged; the model is restored to its last good state.
+        DivergenceError: training diverged; the model is restored to its last good state.
         KeyboardInterrupt: on SIGINT; with `save` or `resume` after a checkpoint.
         SystemExit: on SIGTERM with `save` or `resume`, after a checkpoint.
     """
@@ -407,9 +407,10 @@ def _to_device(data: Any, name: str, model: nn.Module) -> Tensors:
         data = [as_tensor(part, weight_type(model)) for part in data]
     if not is_pair or not all(isinstance(part, Tensor) for part in data):
         got = f"({', '.join(type(p).__name__ for p in data)})" if is_pair else type(data).__name__
+        hint = " Use torch.as_tensor(...)." if is_pair else ""
         raise ValueError(
             f"{name.capitalize()} must be a pair of tensors or NumPy arrays (x, y), a DataLoader "
-            f"or a data set, got {got}. Use torch.as_tensor(...)."
+            f"or a data set, got {got}.{hint}"
         )
     x, y = (part.to(device) for part in data)
     check_batch(x, y, name)

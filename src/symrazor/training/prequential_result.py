@@ -76,7 +76,7 @@ class Prequential:
         per_datum = self.log_evidence / len(self.targets)
         return (
             f"Prequential({_with_error(self.log_evidence, self.standard_error)} nats, "
-            f"{per_datum:.3f} per datum; {len(self.block_ends)} blocks, "
+            f"{per_datum:.3f} per data point; {len(self.block_ends)} blocks, "
             f"{counted(orders, 'order')}, {counted(starts, 'start')})"
         )
 

@@ -192,7 +192,7 @@ def _run_job(job: Job) -> list[Row]:
 
 
 def _answer(method: Method, problem: Problem) -> tuple[Answer, str]:
-    """Return the answer; a method that fails answers nothing, and its error is kept."""
+    """Return the answer and an error message; the answer of a method that fails is empty."""
     try:
         return method(problem), ""
     except Exception as error:  # a failing method must not stop the benchmark
