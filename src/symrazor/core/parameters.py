@@ -108,7 +108,7 @@ def hyperparameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
-    r"""Return the trainable weights $\theta$ by name: all parameters that do not belong to a `Hyper`."""
+    r"""Return the trainable weights $\theta$ by name: all parameters outside of `Hyper`s."""
     eta = {id(parameter) for parameter in hyperparameters(model).values()}
     return {
         name: parameter

@@ -107,7 +107,9 @@ class Dataset:
     def labelled(self) -> Tensors:
         """Inputs and labels; ValueError if the data have no labels."""
         if self.y is None:
-            raise ValueError(f"{self.source} has no labels. Pass them, or save them next to x, as y.")
+            raise ValueError(
+                f"{self.source} has no labels. Pass them, or save them next to x, as y."
+            )
         return self.x, self.y
 
     def describe(self) -> str:
