@@ -131,7 +131,7 @@ def tensors(folder: Path) -> Target:
 def sounds(folder: Path) -> Target:
     """Write sounds of 8, 16 and 32 bits, in two classes."""
     names = []
-    for number, width in enumerate((1, 2, 4, 2)):
+    for number, width in enumerate((1, 2, 4) * 8):
         names.append(f"{'ab'[number % 2]}/{number}.wav")
         (folder / names[-1]).parent.mkdir(exist_ok=True)
         with wave.open(str(folder / names[-1]), "wb") as file:
