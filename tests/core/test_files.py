@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,16 @@ def test_json_is_parsed_within_the_budget(tmp_path: Path, monkeypatch: pytest.Mo
         reader(parse_json)(tmp_path / "a.json")
     monkeypatch.setenv("SYMRAZOR_READ_BYTES", "20000000")
     assert len(reader(parse_json)(tmp_path / "a.json")) == 50_001
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fail(**options: object) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), ".")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(ValueError, match=r"Cannot write to p\.npz: Permission denied"):
+        check_writable_file(Path("p.npz"))

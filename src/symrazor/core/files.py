@@ -203,15 +203,18 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"nested more than {MAX_JSON_DEPTH} levels deep")
 
 
-def check_writable_folder(folder: Path) -> None:
-    """Create a folder; raise ValueError, before a long run starts, if it cannot be written to."""
+def check_writable_folder(folder: Path, file: Path | None = None) -> None:
+    """Create a folder; raise ValueError, before a long run starts, if it cannot be written to.
+
+    With a file, the error names the file in place of the folder.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise ValueError(
-            f"Cannot write to {folder}: {error.strerror}. Choose another folder."
+            f"Cannot write to {file or folder}: {error.strerror}. Choose another folder."
         ) from error
 
 
@@ -222,7 +225,7 @@ def check_writable_file(file: Path | None) -> None:
     if file.is_dir():
         raise ValueError(f"{file} is a folder. Give the name of a file in it.")
     if not file.exists() or file.is_file():  # pipes and devices are not checked
-        check_writable_folder(file.parent)
+        check_writable_folder(file.parent, file)
 
 
 def free_bytes() -> int:
