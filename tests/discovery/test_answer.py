@@ -189,3 +189,19 @@ def test_probabilities_are_rounded_down() -> None:
 def test_layers_are_numbered(fitted: dict[str, sr.Fit]) -> None:
     layers = numbered(fitted["relaxed"].reading.layers)
     assert [layer.name for layer in layers] == ["1", "2"]
+
+
+def test_several_stated_claims_are_one_sentence(fitted: dict[str, sr.Fit]) -> None:
+    result = answer(fitted, (0, 0, 0), (0, 0, 0), True)
+    (claim,) = result.claims
+    both = replace(result, claims=[claim, replace(claim, name="p4", probability=0.961)])
+    expected = "Probabilities: 97 % (translation) and 96 % (p4), from 2 starts of each network."
+    assert both.summary["certainty"] == expected
+    assert expected in both.verdict
+    undecided = replace(both, claims=[claim, replace(claim, name="p4", holds=None)])
+    assert undecided.summary["certainty"].startswith("Translation: probability 97 %, from 2 starts")
+
+
+def test_a_candidate_has_a_short_repr(fitted: dict[str, sr.Fit]) -> None:
+    (first, *_) = answer(fitted, (-1234.5, -2000.0, -3000.0), (0, 0, 0)).candidates
+    assert repr(first) == "Candidate('relaxed', log evidence -1,234.5)"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from symrazor.core.validation import counted
+from symrazor.core.validation import counted, join_names
 from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
@@ -49,6 +49,9 @@ class Candidate:
     fit: Fit
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     own_temperature: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.name!r}, log evidence {self.log_evidence:,.1f})"
 
     @property
     def log_evidence(self) -> float:
@@ -196,7 +199,7 @@ class Answer:
     @property
     def details(self) -> str:
         """How sure the answer is, the evidence for it, and the recommended network."""
-        parts = [*map(self._certainty, self.claims), *self.notes]
+        parts = [self._certainties(), *self.notes]
         parts += [*map(self._evidence, self.claims), self._layers(), self._recommendation()]
         parts.append(self._final_score())
         learned = self.invariances
@@ -208,7 +211,7 @@ class Answer:
         """The sentences that a reader needs first, in parts."""
         learned = self.invariances
         return {
-            "certainty": " ".join(map(self._certainty, self.claims)),
+            "certainty": self._certainties(),
             "recommendation": self._recommendation(),
             "score": self._final_score(),
             "notes": " ".join(self.notes),
@@ -220,6 +223,15 @@ class Answer:
     def verdict(self) -> str:
         """Headline and details as one paragraph."""
         return f"{self.headline} {self.details}"
+
+    def _certainties(self) -> str:
+        """Return how sure all claims are, in one sentence if all of them are stated."""
+        starts = {claim.starts for claim in self.claims}
+        if len(self.claims) < 2 or len(starts) > 1 or any(c.holds is None for c in self.claims):
+            return " ".join(map(self._certainty, self.claims))
+        listed = [f"{probability_text(c.probability)} ({c.name})" for c in self.claims]
+        count = counted(starts.pop(), "start")
+        return f"Probabilities: {join_names(listed)}, from {count} of each network."
 
     def _certainty(self, claim: Claim) -> str:
         """Return how sure a claim is; for an undecided one, what would decide it."""
