@@ -164,8 +164,8 @@ def _select_columns(
     if group is None:
         return columns, None
     values = np.unique(np.array(columns[group]), return_inverse=True)[1]
-    rest = {name: text for name, text in columns.items() if name != group}
-    return rest, torch.from_numpy(values.reshape(-1).astype(np.int64))
+    others = {name: text for name, text in columns.items() if name != group}
+    return others, torch.from_numpy(values.reshape(-1).astype(np.int64))
 
 
 @reader

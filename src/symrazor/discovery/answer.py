@@ -19,12 +19,7 @@ from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, d
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family
-from symrazor.symmetry.verdict import (
-    LayerReading,
-    capitalize,
-    layer_verdict,
-    percent,
-)
+from symrazor.symmetry.verdict import LayerReading, capitalize, layer_verdict, percent
 from symrazor.training.fit import Fit
 
 if TYPE_CHECKING:
@@ -226,12 +221,12 @@ class Answer:
 
     def _certainties(self) -> str:
         """Return how sure all claims are, in one sentence if all of them are stated."""
-        starts = {claim.starts for claim in self.claims}
-        if len(self.claims) < 2 or len(starts) > 1 or any(c.holds is None for c in self.claims):
+        states = {(claim.starts, claim.holds is None) for claim in self.claims}
+        if len(self.claims) < 2 or len(states) > 1 or self.claims[0].holds is None:
             return " ".join(map(self._certainty, self.claims))
-        listed = [f"{probability_text(c.probability)} ({c.name})" for c in self.claims]
-        count = counted(starts.pop(), "start")
-        return f"Probabilities: {join_names(listed)}, from {count} of each network."
+        listed = join_names([f"{probability_text(c.probability)} ({c.name})" for c in self.claims])
+        starts = counted(self.claims[0].starts, "start")
+        return f"Probabilities: {listed}, from {starts} of each network."
 
     def _certainty(self, claim: Claim) -> str:
         """Return how sure a claim is; for an undecided one, what would decide it."""
@@ -352,7 +347,7 @@ class Answer:
 
 
 def probability_text(probability: float) -> str:
-    """Format a probability in per cent, not above what the calibration can tell."""
+    """Format a probability in per cent, at most the largest that is calibrated."""
     return f"{math.floor(100 * min(probability, MAX_PROBABILITY))} %"
 
 
@@ -363,10 +358,7 @@ def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
 
 
 def mean_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
-    """Return the nats per left-out sample by which the first predicts better, and the error.
-
-    The starts that both have count.
-    """
+    """Return the gain of the first in nats per left-out sample of shared starts, and its error."""
     others = {member.start: member.left_out for member in second.members}
     gaps = [m.left_out - others[m.start] for m in first.members if m.start in others]
     gap = torch.cat(gaps) if gaps else torch.zeros(0)
@@ -378,12 +370,11 @@ def mean_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None
 def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[Claim] = ()) -> str:
     """Return the name of the structure to use.
 
-    Structures with fewer starts than others were excluded by then, and are not recommended. It is
-    the best predictor of left-out samples, or one with more symmetry that predicts them as
-    well: up to two standard errors, or any if the symmetry is stated and its claim took the best
-    predictor into account. Without left-out samples it is the structure with the highest evidence,
-    or the one that it contains if their evidences are equal up to 3 nats or the scatter over
-    starts.
+    It is the best predictor of left-out samples. A structure with more symmetry is preferred if it
+    predicts as well, up to two standard errors, or if its symmetry is stated against the best
+    predictor. Without left-out samples, it is the structure with the highest evidence, or the one
+    that it contains, if their evidences are equal up to 3 nats or the scatter over starts.
+    Structures with fewer starts than others were excluded earlier, and are not recommended.
     """
     most = max(len(c.members) for c in candidates)
     complete = [c for c in candidates if len(c.members) == most]

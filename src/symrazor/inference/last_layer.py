@@ -78,8 +78,8 @@ class LastLayer:
 
     def variances(self, phi: Float[Tensor, "n d-1"]) -> Float[Tensor, "n k"]:
         """Return the variances v of the layer's outputs along the eigenvectors of G."""
-        one = torch.cat([phi.double(), torch.ones_like(phi[:, :1], dtype=torch.float64)], 1)
-        return (one @ self.features.double()).square() @ self.weights
+        extended = torch.cat([phi.double(), torch.ones_like(phi[:, :1], dtype=torch.float64)], 1)
+        return (extended @ self.features.double()).square() @ self.weights
 
     def predict(self, f: Float[Tensor, "n k"], phi: Float[Tensor, "n d-1"]) -> Prediction:
         """Return the prediction for outputs f of the network and inputs phi of its last layer."""
@@ -222,10 +222,10 @@ def last_layer_posterior(
     parts += [torch.stack(biases).sum(0).unsqueeze(1)] if biases else []
     W = torch.cat(parts, 1).double().cpu()
     ones = torch.ones(len(phi), W.shape[1] - phi.shape[1], dtype=torch.float64)
-    one = torch.cat([phi.double(), ones], 1)
+    extended = torch.cat([phi.double(), ones], 1)
     likelihood = copy.deepcopy(likelihood).cpu()
-    G = _mean_hessian(likelihood, one @ W.T)
-    lam, U = torch.linalg.eigh(one.T @ one * (n / len(phi)))
+    G = _mean_hessian(likelihood, extended @ W.T)
+    lam, U = torch.linalg.eigh(extended.T @ extended * (n / len(phi)))
     mu, V = torch.linalg.eigh(G)
     products = lam.clamp(min=0).unsqueeze(1) * mu.clamp(min=0)
     delta = _evidence_precision(products, float(W.square().sum()))

@@ -112,8 +112,8 @@ def parts_of(
         **costs_of(fit),
     }
     if isinstance(_without_weights(fit), Categorical):
-        some = slice(MAX_STREAMED if isinstance(fit.data.x, Column) else None)
-        x, y = (fit.data.x[some], _labels(fit, fit.data.y[some])) if test is None else test
+        limited = slice(MAX_STREAMED if isinstance(fit.data.x, Column) else None)
+        x, y = (fit.data.x[limited], _labels(fit, fit.data.y[limited])) if test is None else test
         with torch.no_grad():
             p = fit.predict(x).mean
         parts["calibration"] = {
