@@ -50,7 +50,7 @@ def test_npz_and_csv_give_equal_trajectories(tmp_path: Path) -> None:
             "rows 1 and 2: .* at time 1",
         ),
         ("a.csv", "k,s,q,p\n0,1.0,1,2\n0,1.0,1,2\n", "has no column 'time'"),
-        ("a.txt", "", "must be in a .npz or .csv file"),
+        ("a.dat", "", "must be in a .npz, .csv or .txt file"),
         ("a.csv", "0,0.0,1,2\n0,0.1,1,2\n", "needs a header .* starts with '0,0.0,1,2'"),
         ("a.npz", "junk", "a.npz as an .npz file with plain numbers"),
     ],
@@ -68,6 +68,25 @@ def test_npz_without_times_or_numbers_raises(tmp_path: Path) -> None:
     np.savez(tmp_path / "b.npz", states=np.array([["a"]]), times=np.zeros(1))
     with pytest.raises(ValueError, match="'states' must hold numbers"):
         read_trajectories(tmp_path / "b.npz")
+
+
+def test_text_with_a_header_in_a_comment(tmp_path: Path) -> None:
+    """The format of the double pendulum of Schmidt and Lipson."""
+    file = tmp_path / "pendulum.txt"
+    rows = ["0 0.0 1.0 2.0 -1.0 0.5 9 9", "0 0.1 1.1 2.1 -1.1 0.6 9 9", "1 5.0 3 4 5 6 9 9"]
+    file.write_text("\n".join(["% trial t o1 o2 w1 w2 a1 a2", *rows, "1 5.1 3 4 5 7 9 9", ""]))
+    data = read_trajectories(file)
+    assert data.states[:, -1].tolist() == [[1.1, 2.1, -1.1, 0.6], [3.0, 4.0, 5.0, 7.0]]
+    assert data.times.tolist() == [[0.0, 0.1], [5.0, 5.1]]
+    for text, message in (
+        ("trial t o1 w1\n0 0 1 1\n", "needs a first line such as '% trial t o1 o2 w1 w2'"),
+        ("% trial t o1 w1\n0 0 1\n", "data row 1: 3 numbers for 4 columns"),
+        ("% trial t o1 w1\n", "has no data rows"),
+        ("", "is empty, or not UTF-8 text"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_trajectories(file)
 
 
 def test_csv_that_is_not_utf8_raises(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Trajectories and their transitions: in memory, from NPZ and CSV files, or simulated."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from symrazor.core.files import reader, reserve
 from symrazor.data.binary_files import read_archive
-from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, PADDED_COPIES, read_columns
+from symrazor.data.csv_files import FIRST_UNNAMED_COLUMN, PADDED_COPIES, Columns, read_columns
 from symrazor.data.csv_files import read_trajectories as parse_trajectories
 from symrazor.data.times import extrapolate_times
 from symrazor.dynamics.mechanics import solve
@@ -20,6 +21,7 @@ from symrazor.dynamics.systems import System
 STATES_KEYS = ("states", "trajectories", "x")
 """Names of the array of states in an NPZ file; the first that is present is read."""
 TIMES_KEYS = ("times", "time", "t")
+ACCELERATION = re.compile(r"a\d+")
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,8 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
     - `.npz`: "states" [B, T, 2n], with NaN for missing states, and "times" [T] or [B, T].
     - `.csv`: a header, then rows `trajectory,time,q1,...,qn,p1,...,pn`, sorted by time on reading.
       Empty cells are missing states, and trajectories may differ in length.
+    - `.txt`: a header such as `% trial t o1 o2 w1 w2`, then numbers between spaces, as in the
+      pendulum data of Schmidt and Lipson (2009). Accelerations (a1, a2, ...) are left out.
 
     Args:
         path: the file.
@@ -305,8 +309,10 @@ def read_trajectories(path: Path | str, positions: bool = False) -> Trajectories
                 f"{first!r}."
             )
         states, times = parse_trajectories(columns, path)
+    elif path.suffix.lower() == ".txt":
+        states, times = parse_trajectories(_read_text_columns(path), path)
     else:
-        raise ValueError(f"{path.name}: trajectories must be in a .npz or .csv file.")
+        raise ValueError(f"{path.name}: trajectories must be in a .npz, .csv or .txt file.")
     if positions:
         states = with_velocities(states, times)
     return Trajectories.of(states, times)
@@ -328,6 +334,30 @@ def with_velocities(states: Tensor, times: Tensor) -> Tensor:
     first = rates[:, :1] + (rates[:, :1] - inner[:, :1])
     last = rates[:, -1:] + (rates[:, -1:] - inner[:, -1:])
     return torch.cat([q, torch.cat([first, inner, last], dim=1)], dim=2)
+
+
+def _read_text_columns(path: Path) -> Columns:
+    """Return the columns of numbers between spaces, with their names in the first line."""
+    reserve(PADDED_COPIES * path.stat().st_size, path)
+    try:
+        header, *lines = path.read_text(encoding="utf-8").strip().splitlines()
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path.name} is empty, or not UTF-8 text.") from error
+    names = header.lstrip("% ").lower().split()
+    rows = [line.split() for line in lines if line.strip()]
+    if not header.startswith("%") or len(names) < 3:
+        raise ValueError(
+            f"{path.name} needs a first line such as '% trial t o1 o2 w1 w2', got {header[:40]!r}."
+        )
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise ValueError(
+                f"{path.name}, data row {number}: {len(row)} numbers for {len(names)} columns."
+            )
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+    if not columns:
+        raise ValueError(f"{path.name} has no data rows.")
+    return {name: column for name, column in columns.items() if not ACCELERATION.fullmatch(name)}
 
 
 def _read_npz(path: Path) -> tuple[Tensor, Tensor]:
