@@ -61,6 +61,13 @@ def test_noise_is_relative_to_the_spread() -> None:
     )
 
 
+def test_trajectories_of_henon_and_heiles_stay_bounded() -> None:
+    """With seed 1,000,011 a start with normal entries escaped within 25 time units."""
+    system = replace(case("Henon-Heiles"), shape=(20, 101))
+    states = system.simulate(8 + conserved.CHECK_SEED).states
+    assert states.shape == (20, 101, 4) and float(states.abs().max()) < 1.5
+
+
 @pytest.mark.parametrize("half", ["develop", "report"])
 def test_halves_are_disjoint_and_cover_all_kinds(half: conserved.Half) -> None:
     systems = cases()[0 if half == "develop" else 1 :: 2]

@@ -25,6 +25,7 @@ TRANSIENT = 8.0
 MANY = (100, 40)
 """Trajectories and states for systems with six coordinates that are not linear."""
 MASSES = (1.0, 1.7, 0.6)
+MAX_HENON_HEILES_ENERGY = 0.15
 
 
 @dataclass(frozen=True)
@@ -206,6 +207,18 @@ def _calogero(x: Tensor) -> Tensor:
     return total
 
 
+def _henon_heiles() -> Case:
+    """Start below the energy 1/6, above which trajectories escape to infinity."""
+    system = systems.henon_heiles()
+    draw = _normal(0.22, 0.22, 0.22, 0.22)
+
+    def start(count: int, generator: torch.Generator) -> Tensor:
+        x = draw(4 * count, generator)
+        return x[system.energy(x) < MAX_HENON_HEILES_ENERGY][:count]
+
+    return Case("Henon-Heiles", 1, system.field, start)
+
+
 def _duffing(x: Tensor) -> Tensor:
     q, p = x.unbind(-1)
     return 0.5 * p.square() - 0.5 * q.square() + 0.25 * q**4
@@ -340,7 +353,7 @@ def cases() -> list[Case]:
             dt=0.15,
             shape=MANY,
         ),
-        _of("Henon-Heiles", 1, systems.henon_heiles().with_normal_start(0.22, 0.22)),
+        _henon_heiles(),
         Case("rigid body", 2, _euler, _normal(1, 1, 1)),
         Case("spinning top", 3, _top, _top_start, shape=MANY),
         Case("Lotka-Volterra", 1, _lotka_volterra, _uniform((0.3, 0.3), (2.5, 2.5))),
