@@ -42,10 +42,11 @@ def table(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
             ]
         )
     summaries = summarise(rows)
+    planned = len(cases()) // 2 * len(EXACT_GOALS) * len(options.seeds)
     ratios = [row.rollout_ratio for row in rows if row.rollout_ratio is not None]
     summary = {
         "systems": len(body),
-        "runs": len(rows),
+        "runs": f"{len(rows)} of {planned}",
         "noise": _listed([100 * level for level in levels]),
         "exact": _listed([level.exact for level in summaries]),
         "exact goal": _listed([EXACT_GOALS[level] for level in levels]),
@@ -58,7 +59,6 @@ def table(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
         "median seconds": round(median(row.seconds for row in rows), 1),
         "slowest seconds": round(max(row.seconds for row in rows), 1),
     }
-    planned = len(cases()) // 2 * len(EXACT_GOALS) * len(options.seeds)
     seeds = " ".join(map(str, options.seeds))
     noise = [f"exact sets, noise {100 * level:g} %" for level in levels]
     return {

@@ -62,6 +62,7 @@ def test_goals_name_result_files(renderer: ModuleType) -> None:
 @pytest.mark.parametrize("name", ["benchmarks.md.in", "benchmarks-all.md.in"])
 def test_templates_have_no_figures_of_their_own(renderer: ModuleType, name: str) -> None:
     text = renderer.PLACEHOLDER.sub("", (ROOT / "benchmarks" / name).read_text())
+    text = re.sub(r"\]\([^)]*\)", "]", text)  # links to sections
     text = re.sub(r"\bTables? \d( and \d)?", "", text)
     for known in NAMES_WITH_DIGITS:
         text = text.replace(known, "")
@@ -141,7 +142,7 @@ def test_the_orbit_figure_has_a_flat_curve_for_the_conserved_component(
         for curve in curves
     ]
     spans = [max(height) - min(height) for height in heights]
-    assert len(spans) == 3 and spans[2] < 1 and min(spans[:2]) > 50
+    assert len(spans) == 3 and spans[2] < 1 and min(spans[:2]) > 40
 
 
 def test_the_gallery_counts_ranks_and_names_the_winner(renderer: ModuleType) -> None:
