@@ -315,8 +315,8 @@ def ranking_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]
 
 
 def training_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
-    """Return means over all networks, by data set and structure in the evidence steps."""
-    columns = ["data", "trained with", "trainings", "log evidence (auto)", "held-out NLL"]
+    """Return means by structure in the evidence steps: of each data set, network, and of all."""
+    columns = ["trainings of", "trained with", "trainings", "log evidence (auto)", "held-out NLL"]
     columns += ["held-out NLL, predictive", "accuracy %", "evidence above kron", "NLL below kron"]
     columns += ["predictive NLL below kron", "share of free paths %", "CPU s of training"]
     structures = {r["trained_with"] for r in records}
@@ -324,10 +324,11 @@ def training_table(records: Sequence[Record]) -> tuple[list[str], list[list[Any]
     compared = [r for r in records if counts[key(r)] == len(structures) > 1]
     kron = {key(r): r for r in select(compared, trained_with="kron")}
     rows: list[list[Any]] = []
-    for name in (*dict.fromkeys(r["data"] for r in compared), "all"):
+    groups = [(r["data"], r["architecture"], "all") for r in compared]
+    for name in (name for names in zip(*groups, strict=True) for name in dict.fromkeys(names)):
         for structure in TRAINED_WITH:
             some = select(compared, trained_with=structure)
-            some = [r for r in some if name in (r["data"], "all") and key(r) in kron]
+            some = [r for r in some if name in (r["data"], r["architecture"], "all")]
             if not some:
                 continue
             pairs = [(r, kron[key(r)]) for r in some]
