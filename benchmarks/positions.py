@@ -53,7 +53,7 @@ class Block(nn.Module):
     def __init__(self, absolute: bool) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
-        self.attention = PositionAttention(WIDTH, HEADS, GRID, absolute=absolute)
+        self.attention = PositionAttention(WIDTH, HEADS, GRID, absolute=absolute, circular=True)
         self.dense = nn.Sequential(
             nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
         )

@@ -50,6 +50,16 @@ def test_relative_attention_is_translation_equivariant_away_from_the_border() ->
     assert_close(placed(0, 0), placed(2, 1), 1e-12)
 
 
+def test_circular_attention_is_equivariant_to_all_shifts() -> None:
+    layer = PositionAttention(6, 2, (3, 4), absolute=False, circular=True).double()
+    assert [len(table) for table in layer.relative] == [12, 12]
+    x = _tokens().unflatten(1, (3, 4))
+    moved = layer(x.roll((1, 2), (1, 2)).flatten(1, 2)).unflatten(1, (3, 4))
+    assert_close(moved, layer(x.flatten(1, 2)).unflatten(1, (3, 4)).roll((1, 2), (1, 2)), 1e-12)
+    bordered = PositionAttention(6, 2, (3, 4), absolute=False).double()
+    assert (bordered(x.roll(1, 2).flatten(1, 2)) - bordered(x.flatten(1, 2))).abs().max() > 1e-6
+
+
 @pytest.mark.parametrize("options", [{}, {"absolute": False}, {"relative": False}])
 def test_outputs_equal_those_of_explicit_attention(options: dict[str, bool]) -> None:
     layer, x = PositionAttention(6, 2, (3, 4), **options).double(), _tokens()

@@ -34,6 +34,8 @@ class PositionAttention(nn.Module):
         size: size of the grid; tokens are in row-major order.
         relative: whether there are tables of relative positions.
         absolute: whether there are absolute positions.
+        circular: whether the grid has no border: differences count modulo its size. With a border,
+            the differences that occur tell where a token is.
     """
 
     index: Tensor
@@ -45,18 +47,20 @@ class PositionAttention(nn.Module):
         size: Sequence[int],
         relative: bool = True,
         absolute: bool = True,
+        circular: bool = False,
     ) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}.")
         self.heads, self.size = heads, tuple(size)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        count = math.prod(2 * s - 1 for s in size)
+        index = _differences(self.size, circular)
+        count = int(index.max()) + 1
         tables = (nn.Parameter(0.02 * torch.randn(count)) for _ in range(heads * relative))
         self.relative = nn.ParameterList(tables)
         tokens = math.prod(size)
         self.absolute = nn.Parameter(0.02 * torch.randn(tokens, width)) if absolute else None
-        self.register_buffer("index", _differences(self.size), persistent=False)
+        self.register_buffer("index", index, persistent=False)
 
     def forward(self, x: Float[Tensor, "n t w"]) -> Float[Tensor, "n t w"]:
         """Attend from every token to every token."""
@@ -80,14 +84,15 @@ class PositionAttention(nn.Module):
         return f"{self.heads} heads on {self.size}, positions: {', '.join(paths) or 'none'}"
 
 
-def _differences(size: tuple[int, ...]) -> Tensor:
+def _differences(size: tuple[int, ...], circular: bool) -> Tensor:
     """Return the number of the difference between every two positions, [t, t]."""
     axes = [torch.arange(s) for s in size]
     positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
     shifts = positions.unsqueeze(1) - positions.unsqueeze(0)
     number = torch.zeros(shifts.shape[:2], dtype=torch.long)
     for d, s in enumerate(size):
-        number = number * (2 * s - 1) + shifts[..., d] + s - 1
+        values = s if circular else 2 * s - 1
+        number = number * values + (shifts[..., d] + s - 1) % values
     return number
 
 
