@@ -54,8 +54,8 @@ MIN_SIDE_PIXELS = 8
 SPREAD_SHARE, MIN_CONFIRMATION_SHARE = 0.75, 0.15
 """Share of this time for the ranges, and the least share for the trainings that confirm them."""
 MIN_STEPS, TRIAL_STEPS = 1000, (2 * EVALUATIONS, 12 * EVALUATIONS)
-"""Training steps below which ranges are not reported: in development, rotations of 1,000 images were
-5 degrees wrong after 1,000 steps and 1 after 1,500. Steps of two trials that are timed; both have
+"""Training steps below which ranges are not reported: in development, rotations of 1,000 images
+were 5 degrees wrong after 1,000 steps and 1 after 1,500. Steps of two timed trials; both have
 all evaluations, so that their difference is the time of steps alone."""
 TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 100, 1000, 0.4
 """Images of these trials, the fewest on which ranges are measured if there are as many, and the
