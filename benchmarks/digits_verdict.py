@@ -77,7 +77,7 @@ def main() -> None:
         "title": "Embedded digits: two questions about the same images",
         "question": "Is each answer right, and does the recommended network predict best?",
         "command": ["make run", "python benchmarks/digits_verdict.py run --json FILE"],
-        "machine": f"{os.cpu_count()} CPU cores, shared with other jobs",
+        "machine": f"{os.cpu_count()} CPU cores",
         "summary": summary,
         "columns": list(COLUMNS),
         "rows": rows,

@@ -223,9 +223,19 @@ def kernels_for(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def grid_family(
-    shape: Sequence[int], outputs: int, groups: Sequence[UserGroup] | None = None
+    shape: Sequence[int],
+    outputs: int,
+    groups: Sequence[UserGroup] | None = None,
+    by_axis: bool = True,
 ) -> Family:
-    """Return the three networks for grids of a shape; ValueError if a group does not fit."""
+    """Return the networks for grids of a shape; ValueError if a group does not fit.
+
+    Args:
+        shape: channels and sizes of the grid.
+        outputs: number of outputs.
+        groups: groups of the grid besides translations.
+        by_axis: whether to ask about shifts along single axes of images.
+    """
     groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
     known = (*TRANSLATIONS, *POINT_GROUPS)
     unknown = [group for group in groups if isinstance(group, str) and group not in known]
@@ -271,7 +281,7 @@ def grid_family(
     if not given:
         is_image = len(shape) == 3
         describe = describe_shifts if is_image else None
-        if is_image:
+        if is_image and by_axis:
             structures[2:2] = [_one_axis(strict, axis) for axis in AXES]
             symmetries = _with_axes(rivals)
         return make_family(symmetries=symmetries, describe=describe)
