@@ -228,14 +228,7 @@ def grid_family(
     groups: Sequence[UserGroup] | None = None,
     by_axis: bool = True,
 ) -> Family:
-    """Return the networks for grids of a shape; ValueError if a group does not fit.
-
-    Args:
-        shape: channels and sizes of the grid.
-        outputs: number of outputs.
-        groups: groups of the grid besides translations.
-        by_axis: whether to ask about shifts along single axes of images.
-    """
+    """Return the networks for grids of a shape; `by_axis` adds questions about single axes."""
     groups = tuple(dict.fromkeys([*TRANSLATIONS, *(groups or ())]))  # all layers are convolutional
     known = (*TRANSLATIONS, *POINT_GROUPS)
     unknown = [group for group in groups if isinstance(group, str) and group not in known]
