@@ -182,7 +182,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         sr.discover(data, **options, out=tmp_path, tell=stop)
-    kept = {p.name for p in (tmp_path / "unfinished" / "x-and-y").iterdir()}
+    kept = {p.name for p in (tmp_path / "unfinished" / "data").iterdir()}
     phases = {"one-hidden-layer-0-1", "linear-model-0-1"}
     names = ("linear-model", "one-hidden-layer", "two-hidden-layers")
     phases |= {f"{name}-{start}-0" for name in names for start in (0, 1)}
