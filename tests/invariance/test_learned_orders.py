@@ -25,7 +25,7 @@ def test_sevenths_of_a_turn_about_one_axis() -> None:
     assert about_z.order == 7 and about_z.is_decided and not about_z.is_whole
     assert "multiples of 1/7 of a turn" in about_z.verdict
     assert about_x.order == 1 and about_x.is_decided
-    assert about_x.verdict == "Labels are changed by all turns."
+    assert about_x.verdict == "Labels are changed by every part of a turn, down to 1/24."
 
 
 def test_half_turns_leave_classes_unchanged() -> None:

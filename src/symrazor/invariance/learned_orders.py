@@ -54,8 +54,11 @@ class LearnedOrder:
         if self.is_whole:
             return "Labels are unchanged by all turns."
         if self.order == 1:
-            return "Labels are changed by all turns."
-        return f"Labels are unchanged by multiples of 1/{self.order} of a turn, and no others."
+            return f"Labels are changed by every part of a turn, down to 1/{MAX_ORDER}."
+        return (
+            f"Labels are unchanged by multiples of 1/{self.order} of a turn, and by no finer part "
+            f"down to 1/{MAX_ORDER}, within two standard errors."
+        )
 
 
 def learn_order(
