@@ -338,10 +338,12 @@ def test_agreement_counts_claims_that_both_runs_state() -> None:
     assert line.same == pytest.approx(200 / 3)
 
 
-def test_tasks_without_their_data_are_left_out_by_name() -> None:
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_tasks_without_their_data_are_left_out_by_name(has_folder: bool, tmp_path: Path) -> None:
     messages: list[str] = []
     task = next(task for task in truth.tasks(needs=True) if task.needs)
-    assert truth.run(toy_answer, [task], tell=messages.append) == []
+    data = tmp_path if has_folder else None
+    assert truth.run(toy_answer, [task], data=data, tell=messages.append) == []
     assert messages == [f"{task.name} left out: it needs {task.needs}. Use --data DIR."]
     with pytest.raises(ValueError, match="--data DIR"):
         task.make(0)

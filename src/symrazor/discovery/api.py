@@ -175,8 +175,9 @@ def _answer_image(question: Question, data: Dataset, options: Options, tell: Tel
     answer, compare_seconds = compared_answer(question, compared, options), clock.now() - began
     chosen, remaining = answer.recommended, options.change(minutes=share * options.minutes)
     rival = torch.cat([member.left_out for member in chosen.members])
-    spare = 0.0 if compared.undecided else (1 - share) * available - compare_seconds
-    invariances = learn_invariances(question, chosen.name, rival, remaining, tell, spare)
+    unused = (1 - share) * available - compare_seconds
+    spare = 0.0 if compared.undecided else unused
+    invariances = learn_invariances(question, chosen.name, rival, remaining, tell, spare, unused)
     left = available - (clock.now() - began)
     limit = comparison_shares(len(question.train[1]))[1] * available - compare_seconds
     if add_starts(compared, options, tell, min(limit, left - MIN_FINAL_SHARE * available)):

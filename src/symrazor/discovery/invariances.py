@@ -171,6 +171,7 @@ def learn_invariances(
     options: Options,
     tell: Tell,
     spare_seconds: float = 0.0,
+    unused_seconds: float = 0.0,
 ) -> LearnedInvariances | str:
     """Measure ranges, and train a network with them, within `options.minutes`.
 
@@ -181,6 +182,7 @@ def learn_invariances(
         options: options; `minutes` is the time for the invariances.
         tell: called with progress messages.
         spare_seconds: further time, for the network that is delivered.
+        unused_seconds: further time, for ranges that would not be measured otherwise.
 
     Returns:
         The learned invariances, or a sentence that says what is missing.
@@ -192,7 +194,9 @@ def learn_invariances(
     is_timed, workers = options.epochs is None, min(2, n_workers(options))
     plan = (n, STEPS)
     if is_timed:
-        images, steps, needed = _plan_ranges(question, options.seed, workers, seconds)
+        images, steps, needed = _plan_ranges(
+            question, options.seed, workers, seconds, unused_seconds
+        )
         if steps < MIN_STEPS:
             return not_tested(options.minutes / TIME_SHARE, needed / 60 / TIME_SHARE)
         plan = (images, min(STEPS, steps))
@@ -215,11 +219,12 @@ def _ranges(
 
 
 def _plan_ranges(
-    question: Question, seed: int, workers: int, seconds: float
+    question: Question, seed: int, workers: int, seconds: float, unused_seconds: float = 0.0
 ) -> tuple[int, int, float]:
     """Return images and training steps that fit into the time, and the least time that is needed.
 
-    The trial has few images: evaluations take most of its time.
+    The trial has few images: evaluations take most of its time. If the fewest steps do not fit into
+    `seconds`, they may take the unused ones as well.
     """
     began, n = clock.now(), min(len(question.train[1]), MAX_INPUTS)
     trial_images, min_images = min(n, TRIAL_IMAGES), min(n, MIN_IMAGES)
@@ -228,7 +233,8 @@ def _plan_ranges(
     per_image, limit = once / trial_images, SPREAD_SHARE * seconds - trial_seconds
     images = most_samples(n, lambda m: m * per_image <= EVALUATION_SHARE * limit, min_images)
     fitting = (limit - images * per_image) / per_step
-    steps = int(max(PLANNED_SHARE * fitting, min(MIN_STEPS, fitting)))
+    with_unused = fitting + SPREAD_SHARE * max(0.0, unused_seconds) / per_step
+    steps = int(max(PLANNED_SHARE * fitting, min(MIN_STEPS, with_unused)))
     needed = (trial_seconds + min_images * per_image + MIN_STEPS * per_step) / SPREAD_SHARE
     return images, steps, needed
 

@@ -20,7 +20,7 @@ import torch
 from symrazor.bench.truth.check import Score
 from symrazor.bench.truth.methods import Method
 from symrazor.bench.truth.scores import Row, score
-from symrazor.bench.truth.task import Answer, Problem, Task
+from symrazor.bench.truth.task import OFFICIAL, Answer, Problem, Task
 from symrazor.bench.truth.training import negative_log_likelihood, train_and_predict
 from symrazor.core.files import write_atomically
 from symrazor.training.loop import clock
@@ -72,10 +72,11 @@ def run(
         tell: called with progress messages.
     """
     named = methods if isinstance(methods, Mapping) else {_name(methods): methods}
+    missing = {task.needs for task in tasks if task.needs and not _has_official(task.needs, data)}
     for task in tasks:
-        if task.needs and data is None:
+        if task.needs in missing:
             tell(f"{task.name} left out: it needs {task.needs}. Use --data DIR.")
-    usable = [task for task in tasks if data is not None or not task.needs]
+    usable = [task for task in tasks if task.needs not in missing]
     rows = _complete_rows(file, tasks) if resume and file is not None and file.exists() else []
     done = {(row.method, row.task, row.seed) for row in rows}
     pending = []
@@ -99,6 +100,14 @@ def run(
                 f"{row.status} ({known}), {row.seconds:.0f} s {row.message}"
             )
     return rows
+
+
+def _has_official(name: str, data: Path | None) -> bool:
+    """Return whether a folder has the files of an official data set."""
+    try:
+        return data is not None and len(OFFICIAL[name](data, "test")[0]) > 0
+    except FileNotFoundError:
+        return False
 
 
 def _complete_rows(file: Path, tasks: Sequence[Task]) -> list[Row]:
