@@ -29,7 +29,7 @@ from torch import Tensor
 from symrazor.core.choices import Task
 from symrazor.data import Dataset
 from symrazor.data.arrays import as_inputs
-from symrazor.data.datasets import as_kind, recognise_kind
+from symrazor.data.shapes import as_kind, recognise_kind
 from symrazor.discovery.api import discover
 from symrazor.discovery.families import registered_kinds
 from symrazor.groups import Group

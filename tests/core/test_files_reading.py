@@ -14,7 +14,8 @@ from symrazor.core.errors import OtherRunError
 from symrazor.core.files import BUDGET_VARIABLE, reader, reading, reserve
 from symrazor.core.text import printable, table_cell
 from symrazor.data import read
-from symrazor.data.binary_files import MAPPED_BYTES, read_npy
+from symrazor.data.batches import LARGE_BYTES
+from symrazor.data.binary_files import read_npy
 from symrazor.dynamics.trajectories import read_trajectories
 
 
@@ -125,7 +126,7 @@ def test_images_have_the_budget_and_start_no_program(
 
 def test_a_large_array_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no memory of the budget, and writing to it does not change the file."""
-    n = MAPPED_BYTES // 8000 + 1
+    n = LARGE_BYTES // 8000 + 1
     np.save(tmp_path / "x.npy", np.ones((n, 1000)))
     monkeypatch.setenv(BUDGET_VARIABLE, "1000")
     array = read_npy(tmp_path / "x.npy")

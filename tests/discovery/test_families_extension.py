@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from symrazor.data import Dataset, dataset, datasets
+from symrazor.data import Dataset, dataset, shapes
 from symrazor.discovery import DataKind, Family, Structure, Wording, families, register_kind
 from symrazor.discovery.question import UserGroup
 from symrazor.layers import FC, Circulant, Relaxed
@@ -41,8 +41,8 @@ def _candidates(data: Dataset, groups: Sequence[UserGroup] | None) -> Family:
 def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Register rings of seven sites for one test."""
     monkeypatch.setattr(families, "_KINDS", dict(families._KINDS))
-    monkeypatch.setattr(datasets, "SHAPES", dict(datasets.SHAPES))
-    monkeypatch.setattr(datasets, "_RECOGNISERS", {})
+    monkeypatch.setitem(shapes.SHAPES, "ring", "")  # removed after the test
+    monkeypatch.setattr(shapes, "_RECOGNISERS", {})
     axes = "[n, channels, sites]"
     recognise = lambda x, y: x.ndim == 3 and x.shape[2] == SITES  # noqa: E731
     register_kind(DataKind("ring", _candidates, WORDING, axes, recognise))

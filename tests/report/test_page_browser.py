@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 import page_document
 import pytest
+
+from symrazor.report.page import write_page
+
+pytest.importorskip("selenium")
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
@@ -21,8 +25,6 @@ from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
-
-from symrazor.report.page import write_page
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

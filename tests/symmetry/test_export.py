@@ -39,6 +39,7 @@ print("loaded")
 
 
 def test_files_load_and_run_without_this_library(tmp_path: File) -> None:
+    pytest.importorskip("onnxruntime")
     model = shake(zoo())
     x = torch.randn(4, 1, 8, 8)
     plain = sr.collapse(model, x)
@@ -79,6 +80,8 @@ def test_round_trips(case: str, tmp_path: File) -> None:
 
 
 def test_several_inputs(tmp_path: File) -> None:
+    pytest.importorskip("onnxruntime")
+
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

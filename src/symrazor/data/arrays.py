@@ -5,9 +5,6 @@
 | pandas or polars frame | its columns of numbers | y |
 | Hugging Face data set | the images, or the other columns | column `label`, `y`, ... |
 | torch `Dataset` with a length, `DataLoader` | first part of each sample or batch | second part |
-
-Means and deviations are float64. A warning names columns whose variation is lost to the rounding
-of their number type.
 """
 
 import warnings
@@ -25,6 +22,7 @@ from torch.utils.data import Dataset as TorchDataset
 from symrazor.core.files import reserve
 from symrazor.data.batches import (
     FRAME_PACKAGES,
+    LARGE_BYTES,
     Tensors,
     as_pair,
     chunks,
@@ -87,6 +85,7 @@ def labelled_only(contents: FileContents, source: str | Path) -> FileContents:
         stacklevel=3,
     )
     y = contents.y[is_known]
+    reserve(contents.x.nbytes, source)
     kept = tuple(
         name for name, known in zip(contents.ids, is_known.tolist(), strict=False) if known
     )
@@ -157,12 +156,14 @@ def as_inputs(values: Array, source: str | Path) -> Tensor:
     """Return inputs as a tensor: bytes stay bytes, other numbers become float32 or float64.
 
     The type is float32 if that represents every value of the array's type exactly, so that nothing
-    is rounded before the data are centred.
+    is rounded before the data are centred. Large arrays keep their type, see `LARGE_BYTES`.
     """
     if values.dtype.kind not in NUMBER_KINDS:
         raise ValueError(f"x in {source} must be numbers, got type {values.dtype}.")
     is_exact = np.can_cast(values.dtype, np.float32)
-    dtype = values.dtype if values.dtype == np.uint8 else np.float32 if is_exact else np.float64
+    has_tensor = values.dtype.kind in "bif" and values.dtype.isnative and values.itemsize <= 8
+    is_kept = values.dtype == np.uint8 or (has_tensor and values.nbytes >= LARGE_BYTES)
+    dtype = values.dtype if is_kept else np.float32 if is_exact else np.float64
     if values.dtype != dtype or not values.flags.c_contiguous:
         reserve(values.size * np.dtype(dtype).itemsize, source)
     return torch.from_numpy(np.require(values, dtype, ["C", "W"]))
@@ -197,8 +198,7 @@ def _samples(data: Any) -> tuple[Tensor, Tensor]:
             raise ValueError("x must have a length and an index, or be a DataLoader.")
         data = DataLoader(data, batch_size=256)
     parts: list[tuple[Tensor, Tensor]] = []
-    for batch in data:
-        x, y = as_pair(batch)
+    for x, y in map(as_pair, data):
         if not isinstance(x, Tensor):
             raise ValueError("Samples must be pairs (x, y) with one array as x.")
         if not parts and hasattr(data.dataset, "__len__"):

@@ -19,6 +19,9 @@ Loader = Iterable[tuple[Input, Tensor]]
 PAIR_BATCH_SIZE = 256
 CHUNK_ELEMENTS = 1 << 22
 """Numbers that are checked or converted to float64 at a time."""
+LARGE_BYTES = 64 << 20
+"""Inputs of at least this size keep the number type of their file until samples are used, and are
+mapped into memory, not read, if their type allows it."""
 
 
 def map_tensors(x: Input, change: Callable[[Tensor], Any]) -> Any:
@@ -125,10 +128,10 @@ def check_batch(x: Tensor, y: Tensor, where: str) -> None:
         if not (values.is_floating_point() or values.is_complex()):
             continue
         if not all(bool(torch.isfinite(part).all()) for part in chunks(values)):
-            not_finite = ~torch.isfinite(values)
-            first = int(torch.nonzero(not_finite.reshape(len(values), -1).any(dim=1))[0, 0])
-            n_nan = int(torch.isnan(values).sum())
-            n_infinite = int(not_finite.sum()) - n_nan
+            is_bad = [~part.isfinite().reshape(len(part), -1).all(1) for part in chunks(values)]
+            first = int(torch.cat(is_bad).nonzero()[0, 0])
+            n_nan = sum(int(part.isnan().sum()) for part in chunks(values))
+            n_infinite = sum(int((~part.isfinite()).sum()) for part in chunks(values)) - n_nan
             raise ValueError(
                 f"{name} in {where} has {n_nan} NaN and {n_infinite} infinite values, the first "
                 f"in sample {first}. Remove or repair these samples."

@@ -21,10 +21,8 @@ from torch import Tensor
 
 from symrazor.core.files import is_system_error, reader, reserve
 from symrazor.data.arrays import NUMBER_KINDS, TEXT_KINDS, Array, as_inputs, as_labels
-from symrazor.data.batches import Tensors, check_batch
+from symrazor.data.batches import LARGE_BYTES, Tensors, check_batch
 
-MAPPED_BYTES = 64 << 20
-"""Arrays of at least this size are mapped into memory, not read, if their type allows it."""
 _BLOCK_BYTES = 1 << 20
 _READ_ERRORS = (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error, MemoryError)
 _HEADER_READERS = {
@@ -112,7 +110,7 @@ def _read_array(file: IO[bytes] | zipfile.ZipExtFile, size: int, path: Path, nam
     if n_bytes > size:
         raise ValueError(f"{name} needs {n_bytes:,} bytes, but the file has {size:,}")
     is_plain = dtype.kind in NUMBER_KINDS and dtype.isnative and not fortran_order
-    if is_plain and n_bytes >= MAPPED_BYTES and not isinstance(file, zipfile.ZipExtFile):
+    if is_plain and n_bytes >= LARGE_BYTES and not isinstance(file, zipfile.ZipExtFile):
         # Copy on write: torch needs writable memory, and the file stays as it is.
         return np.memmap(path, dtype, "c", file.tell(), shape)
     flat = _read_elements(file, dtype, n_bytes, path, name)
@@ -223,7 +221,7 @@ def _parse_idx(file: io.BufferedIOBase, path: Path, max_bytes: int) -> Shaped[Te
     if max_bytes - start < n_bytes:
         raise ValueError(damaged)
     is_mapped = (
-        dtype.itemsize == 1 and n_bytes >= MAPPED_BYTES and not isinstance(file, gzip.GzipFile)
+        dtype.itemsize == 1 and n_bytes >= LARGE_BYTES and not isinstance(file, gzip.GzipFile)
     )
     if is_mapped and path.stat().st_size == start + n_bytes:
         return torch.from_numpy(np.memmap(path, dtype, "c", start, shape))

@@ -1,17 +1,23 @@
 """Data of any kind as one typed value, and the rules that recognise the kind."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from symrazor.core.choices import TASKS, Kind, Task
-from symrazor.core.errors import AmbiguousDataError
-from symrazor.core.files import reserve
+from symrazor.core.choices import TASKS, Task
 from symrazor.core.validation import counted
 from symrazor.data.batches import Tensors, check_batch, check_lengths, chunks
+from symrazor.data.shapes import (
+    CHANNELS_LAST,
+    SHAPES,
+    as_numbers,
+    as_stored,
+    plural,
+    recognise_kind,
+)
 from symrazor.data.times import check_states, extrapolate_times
 
 MIN_SAMPLES = 20
@@ -19,47 +25,6 @@ MIN_SAMPLES = 20
 MAX_CLASSES = 1000
 MAX_INFERRED_CLASSES = 50
 """Integers stored as floats are classes if they are below this number."""
-MIN_IMAGE_SIDE = 8
-"""Smallest side, in pixels, of arrays that are recognised as images or volumes by their shape."""
-MAX_SET_FEATURES = 4
-"""Arrays [n, m, d] are recognised as sets of m points if d is at most this."""
-MAX_CLEAR_POINTS = 64
-"""With more points, such an array can as well hold series."""
-CHANNELS_LAST = "series-last"
-"""Kind of series [n, time, channels], as users give them."""
-SHAPES: dict[str, str] = {
-    "image": "[n, channels, height, width]",
-    "volume": "[n, channels, depth, height, width]",
-    "series": "[n, channels, time]",
-    "set": "[n, points, features]",
-    "vector": "[n, features]",
-    "trajectory": "[n, time, coordinates]",
-}
-_EXACT_AS_FLOAT32 = (
-    *(torch.float32, torch.float16, torch.bfloat16),
-    *(torch.uint8, torch.int8, torch.uint16, torch.int16, torch.bool),
-)
-_COLOUR_CHANNELS = (1, 3, 4)
-Recognise = Callable[[Tensor, Tensor | None], bool]
-_RECOGNISERS: dict[str, Recognise] = {}
-
-
-def register_shape(kind: str, shape: str, recognise: Recognise | None = None) -> None:
-    """Add a kind of data that is not built in.
-
-    Args:
-        kind: Name of the kind, a singular noun.
-        shape: Axes of its inputs, such as "[n, channels, time]".
-        recognise: Returns whether inputs x with labels y (or None) are of this kind; called before
-            the built-in rules. None if the kind always has to be named.
-    """
-    SHAPES[kind] = shape
-    if recognise is not None:
-        _RECOGNISERS[kind] = recognise
-
-
-def _n_dimensions(kind: str) -> int:
-    return SHAPES[kind].count(",") + 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +33,8 @@ class Dataset:
 
     Args:
         x: Inputs in the shape that `SHAPES` gives for the kind; float32 if that represents the data
-            exactly, otherwise float64.
+            exactly, otherwise float64. Large inputs have the number type of their file; `converted`
+            and `as_numbers` convert them.
         y: Classes 0 to K-1, int64 [n], or targets, float64 [n, k]; None for trajectories and for
             inputs to predict.
         kind: Kind of the inputs.
@@ -125,17 +91,19 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.source}: {self.describe()})"
 
+    def converted(self) -> "Dataset":
+        """Return the data with all inputs as float32 or float64, also those of large files."""
+        if self.kind == "trajectory":
+            return self
+        test = self.test and (as_numbers(self.test[0], self.kind), self.test[1])
+        return replace(self, x=as_numbers(self.x, self.kind), test=test)
+
     def part(self, index: Tensor) -> "Dataset":
         """Return the samples with the given indices."""
         numbers = torch.arange(len(self.x))[index].tolist() if self.ids else []
         ids = tuple(self.ids[number] for number in numbers)
         y, together = (None if part is None else part[index] for part in (self.y, self.together))
         return replace(self, x=self.x[index], y=y, ids=ids, together=together)
-
-
-def plural(kind: str) -> str:
-    """Return the plural of the name of a kind."""
-    return {"series": "series", "trajectory": "trajectories"}.get(kind, f"{kind}s")
 
 
 def dataset(
@@ -192,7 +160,7 @@ def dataset(
     kind = (
         recognise_kind(x, y, times, source) if kind is None else _check(kind, tuple(SHAPES), "kind")
     )
-    inputs = as_kind(x, kind, source)
+    inputs = as_stored(x, kind, source)
     if kind == "trajectory":
         times = None if times is None else extrapolate_times(inputs, times)
         check_states(inputs, times, source)
@@ -227,84 +195,6 @@ def dataset(
     return Dataset(inputs, labels, kind, "classification", class_names, None, held_out, source)
 
 
-def recognise_kind(x: Tensor, y: Tensor | None, times: Tensor | None, source: str) -> str:
-    """Return the kind of inputs by the table in `dataset`."""
-    for registered, recognise in _RECOGNISERS.items():
-        if recognise(x, y):
-            return registered
-    shape = x.shape[1:]
-    kind: Kind
-    match len(shape):
-        case 1:
-            kind = "vector"
-        case 2 if times is not None:
-            kind = "trajectory"
-        case 2 if x.dtype == torch.uint8 or (shape[0] == shape[1] and shape[0] >= MIN_IMAGE_SIDE):
-            kind = "image"
-        case 2 if y is None and shape[1] % 2 == 0 and shape[0] > shape[1]:
-            kind = "trajectory"
-        case 2:
-            _check_clear(shape, source)
-            kind = "set" if shape[1] <= MAX_SET_FEATURES and shape[0] > shape[1] else "series"
-        case 3:
-            has_slices = shape[0] > max(_COLOUR_CHANNELS) and shape[-1] not in _COLOUR_CHANNELS
-            kind = "volume" if has_slices and min(shape) >= MIN_IMAGE_SIDE else "image"
-        case 4:
-            kind = "volume"
-        case _:
-            raise ValueError(
-                f"x in {source} must have 2 to 5 dimensions, got shape {list(x.shape)}. Reshape it."
-            )
-    return kind
-
-
-def _check_clear(shape: Sequence[int], source: str) -> None:
-    """Raise AmbiguousDataError for samples that may be a set, or series with channels last."""
-    rows, columns = shape
-    may_be_set = columns <= MAX_SET_FEATURES
-    if rows <= columns or (may_be_set and rows <= MAX_CLEAR_POINTS):
-        return
-    answers = [
-        ("kind", "series", f"{rows} channels of {columns} time steps"),
-        ("kind", CHANNELS_LAST, f"{columns} channels of {rows} time steps"),
-    ]
-    if may_be_set:
-        answers[0] = ("kind", "set", f"{rows} points with {columns} features")
-    raise AmbiguousDataError(
-        f"x in {source} has samples of shape {rows} x {columns}, which can be read in two ways.",
-        answers,
-    )
-
-
-def as_kind(x: Tensor, kind: str, source: str) -> Tensor:
-    """Return inputs in the shape of a kind, as float32 if that is exact, otherwise as float64.
-
-    Bytes of images, volumes and series are divided by 255.
-    """
-    if x.is_complex():
-        raise ValueError(f"x in {source} is complex. Pass real and imaginary parts as features.")
-    dtype = torch.float32 if x.dtype in _EXACT_AS_FLOAT32 else torch.float64
-    if x.dtype != dtype:
-        reserve(x.numel() * dtype.itemsize, source)
-    values = x.to(dtype)
-    if x.dtype == torch.uint8 and kind in ("image", "volume", "series"):
-        values.div_(255)
-    if kind == "vector" and values.ndim != 2:
-        values = values.reshape(len(values), -1)
-    if kind in ("image", "volume", "series") and values.ndim == _n_dimensions(kind) - 1:
-        values = values.unsqueeze(1)
-    channels_last = values.ndim == 4 and values.shape[3] in _COLOUR_CHANNELS
-    if kind == "image" and channels_last and values.shape[1] > max(_COLOUR_CHANNELS):
-        reserve(values.numel() * dtype.itemsize, source)
-        values = values.permute(0, 3, 1, 2).contiguous()
-    if values.ndim != _n_dimensions(kind) or 0 in values.shape[1:]:
-        raise ValueError(
-            f"x in {source} must have shape {SHAPES[kind]} for kind {kind!r}, got {list(x.shape)}. "
-            "Reshape x, or change the kind if you set it."
-        )
-    return values
-
-
 def recognise_task(y: Tensor) -> Task:
     """Return the task that labels suggest by the rule in `dataset`."""
     if y.ndim > 1 and y.shape[1:].numel() > 1:
@@ -317,7 +207,7 @@ def recognise_task(y: Tensor) -> Task:
 
 def _test_inputs(x: Tensor, train: Tensor, kind: str, source: str) -> Tensor:
     where = f"the test data of {source}"
-    inputs = as_kind(x, kind, where)
+    inputs = as_stored(x, kind, where)
     if inputs.shape[1:] != train.shape[1:]:
         raise ValueError(
             f"Training samples have shape {list(train.shape[1:])}, but samples in {where} have "

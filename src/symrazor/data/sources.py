@@ -42,7 +42,7 @@ from symrazor.data.csv_files import (
     read_table,
     select_inputs,
 )
-from symrazor.data.datasets import SHAPES, Dataset, dataset, plural
+from symrazor.data.datasets import Dataset, dataset
 from symrazor.data.folders import (
     SUFFIXES,
     class_folders,
@@ -58,6 +58,7 @@ from symrazor.data.other_files import (
     read_parquet,
     read_pt,
 )
+from symrazor.data.shapes import SHAPES, plural
 
 NAME_BYTES = 128
 """Memory of a short text in Python."""

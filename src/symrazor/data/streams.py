@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from symrazor.data.batches import Tensors, as_pair
+from symrazor.data.datasets import Dataset as LabelledData
+from symrazor.data.shapes import as_numbers
 
 Index = slice | int | Tensor
 
@@ -155,8 +157,32 @@ class ArrayRows(Dataset[tuple[Tensor, Tensor]]):
         return self.__getitems__([number])[0]
 
 
+class ConvertedRows(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of labelled data, converted to float32 or float64 when they are read.
+
+    Args:
+        data: labelled data.
+    """
+
+    def __init__(self, data: LabelledData) -> None:
+        (self.x, self.y), self.kind = data.labelled, data.kind
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitems__(self, numbers: list[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return several samples by one access to each tensor."""
+        index = torch.tensor(numbers)
+        return list(zip(as_numbers(self.x[index], self.kind), self.y[index], strict=True))
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return self.__getitems__([number])[0]
+
+
 def as_samples(data: object, device: torch.device) -> Samples | None:
     """Return a DataLoader, a data set or memory-mapped arrays as samples; None for other data."""
+    if isinstance(data, LabelledData):
+        return Samples(ConvertedRows(data), device)
     if isinstance(data, DataLoader):
         return Samples(data.dataset, device, data.collate_fn, data.num_workers)
     if isinstance(data, (tuple, list)):

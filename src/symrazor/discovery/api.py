@@ -33,7 +33,8 @@ from symrazor.data.arrays import (
     prepare,
 )
 from symrazor.data.categories import is_missing
-from symrazor.data.datasets import MIN_SAMPLES, as_kind
+from symrazor.data.datasets import MIN_SAMPLES
+from symrazor.data.shapes import as_kind, as_numbers
 from symrazor.discovery.answer import Answer, Candidate, recommend
 from symrazor.discovery.budget import LARGE_SAMPLES, MIN_STEPS, comparison_shares
 from symrazor.discovery.claims import remedy
@@ -216,22 +217,31 @@ def with_last_starts(
 def fitting_memory(data: Dataset, seed: int) -> Dataset:
     """Return the data, or a half, a quarter, ... of them at random, to fit the memory budget.
 
-    Large files are mapped into memory; discovery copies the samples that it uses. Halves make the
-    number of samples the same for a resumed run, although the free memory varies.
+    Large files are mapped into memory; discovery copies and converts the samples that it uses.
+    Halves make the number of samples the same for a resumed run, although the free memory varies.
     """
-    x, y = data.labelled
-    sample_bytes = x[:1].numel() * (x.element_size() + STANDARDISED_BYTES)
+    train, test = data.labelled, data.test
+    index = _fitting_index(train, data, seed, "")
+    if test is not None:
+        data = replace(data, test=select(test, _fitting_index(test, data, seed, "test ")))
+    return (data if len(index) == len(train[1]) else data.part(index)).converted()
+
+
+def _fitting_index(part: Tensors, data: Dataset, seed: int, name: str) -> Tensor:
+    """Return the indices of the samples that fit the memory budget; warn if these are not all."""
+    x, y = part
+    number_bytes = as_numbers(x[:1], data.kind).element_size() + STANDARDISED_BYTES
     count, allowed = len(y), budget()
-    while count // 2 >= MIN_SAMPLES and count * sample_bytes > allowed:
+    while count // 2 >= MIN_SAMPLES and count * x[:1].numel() * number_bytes > allowed:
         count //= 2
-    if count == len(y):
-        return data
-    warnings.warn(
-        f"{data.source}: using {count:,} of {len(y):,} samples, chosen at random. More do not fit "
-        f"into {allowed / 2**30:,.2f} GiB of memory. Set {BUDGET_VARIABLE} to use more.",
-        stacklevel=2,
-    )
-    return data.part(subsample(len(y), count, seed))
+    if count < len(y):
+        warnings.warn(
+            f"{data.source}: using {count:,} of {len(y):,} {name}samples, chosen at random. More "
+            f"do not fit into {allowed / 2**30:,.2f} GiB of memory. Set {BUDGET_VARIABLE} to use "
+            "more.",
+            stacklevel=3,
+        )
+    return subsample(len(y), count, seed)
 
 
 def split_held_out(data: Dataset, share: float, seed: int) -> tuple[Dataset, Tensors | None]:

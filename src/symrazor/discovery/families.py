@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from symrazor.data import Dataset
-from symrazor.data.datasets import plural, register_shape
+from symrazor.data.shapes import plural, register_shape
 from symrazor.discovery.claims import (
     IMAGE_WORDING,
     SERIES_WORDING,

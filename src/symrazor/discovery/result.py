@@ -19,7 +19,7 @@ from symrazor.data import Dataset, Tensors
 from symrazor.data.arrays import Preparation
 from symrazor.data.batches import is_frame
 from symrazor.data.categories import encode_as, frame_columns, stack
-from symrazor.data.datasets import as_kind, plural
+from symrazor.data.shapes import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.document import code_for, document_of, dtype_name
 from symrazor.discovery.final import delivered_posterior

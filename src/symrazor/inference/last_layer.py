@@ -95,8 +95,13 @@ class LastLayer:
         p = logits.softmax(1)
         # The probabilities to first order: dp = (diag(p) - p p^T) df.
         basis = self.outputs * self.scale.unsqueeze(1)
-        change = p.unsqueeze(2) * (basis - (p @ basis).unsqueeze(1))
-        variance = (change.square() @ v.unsqueeze(2)).squeeze(2)
+        rows = max(1, MAX_CURVATURE_VALUES // basis.numel())
+        variance = torch.cat(
+            [
+                ((q.unsqueeze(2) * (basis - (q @ basis).unsqueeze(1))).square() @ w).squeeze(2)
+                for q, w in zip(p.split(rows), v.unsqueeze(2).split(rows), strict=True)
+            ]
+        )
         return Prediction(p, None, torch.minimum(variance, p * (1 - p)).sqrt())
 
     def _probit(self, logits: Tensor, v: Tensor) -> Tensor:

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from symrazor.core.files import reading, write_atomically
 from symrazor.core.likelihood import as_likelihood
 from symrazor.core.text import printable, table_cell
+from symrazor.data.shapes import as_numbers
 from symrazor.data.sources import read_inputs
 from symrazor.data.transforms import NORMALISATION, normalised
 from symrazor.inference.last_layer import LastLayer, features_of
+from symrazor.inference.posterior import Prediction
 from symrazor.runs.folder import (
     input_dtype,
     load_network,
@@ -110,32 +112,45 @@ def predict_tensor(
     entry = question_of(document, question)
     classes, targets = (tuple(entry.get(key) or ()) for key in ("classes", "targets"))
     posterior = load_posterior(run, network, question)
-    if not is_fit_run(run):
-        x = x.to(input_dtype(document))
-        likelihood = "categorical" if classes else "gaussian"
-    else:
-        config = read_run(run).config.data
-        likelihood, x = config.likelihood, x.to(getattr(torch, config.dtype))
-        if config.name in NORMALISATION:
-            x = normalised(x, config.name)
-    f, phi = _batched(network, x, posterior, run)
-    if classes and f.shape[1] != len(classes):
-        raise ValueError(f"{run} has {len(classes)} classes, but its network {f.shape[1]} outputs.")
-    if posterior is None or phi is None:
-        return Predictions(as_likelihood(likelihood).mean(f), classes, targets)
-    prediction = posterior.predict(f, phi)
-    std = None if prediction.variance is None else prediction.std
-    return Predictions(prediction.mean, classes, targets, std, prediction.epistemic)
+    config = read_run(run).config.data if is_fit_run(run) else None
+    likelihood = config.likelihood if config else "categorical" if classes else "gaussian"
+    dtype = getattr(torch, config.dtype) if config else input_dtype(document)
+
+    def predict_batch(x: Tensor) -> Prediction:
+        batch = as_numbers(x, document["kind"]).to(dtype)
+        if config is not None and config.name in NORMALISATION:
+            batch = normalised(batch, config.name)
+        f, phi = _outputs(network, batch, posterior, run)
+        if classes and f.shape[1] != len(classes):
+            raise ValueError(
+                f"{run} has {len(classes)} classes, but its network {f.shape[1]} outputs."
+            )
+        if posterior is None or phi is None:
+            return Prediction(as_likelihood(likelihood).mean(f))
+        return posterior.predict(f, phi)
+
+    # Batches of large files are written into one tensor: small ones would fragment the memory.
+    columns: dict[str, Tensor] = {}
+    for start in range(0, max(1, len(x)), BATCH_SIZE):
+        prediction = predict_batch(x[start : start + BATCH_SIZE])
+        std = None if prediction.variance is None else prediction.std
+        parts = {"values": prediction.mean, "std": std, "epistemic": prediction.epistemic}
+        for name, part in parts.items():
+            if part is not None:
+                column = columns.setdefault(name, part.new_empty(len(x), *part.shape[1:]))
+                column[start : start + BATCH_SIZE] = part
+    std, epistemic = columns.get("std"), columns.get("epistemic")
+    return Predictions(columns["values"], classes, targets, std, epistemic)
 
 
-def _batched(
+def _outputs(
     network: nn.Module, x: Tensor, posterior: LastLayer | None, run: Path
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and inputs of the last layer; an untrusted network may raise any error."""
     with reading(run):
         phi = None
         if posterior is None:
-            f = torch.cat([network(part) for part in x.split(BATCH_SIZE)])
+            f = network(x)
         else:
             f, phi = features_of(network, posterior.head, x)
         if f.ndim != 2 or len(f) != len(x):

@@ -16,6 +16,7 @@ from symrazor.core.files import reading
 from symrazor.core.text import printable
 from symrazor.core.validation import json_ready
 from symrazor.data.folders import SUFFIXES
+from symrazor.data.shapes import as_numbers
 from symrazor.data.sources import read_inputs
 from symrazor.report.content import as_images, image_data_urls
 from symrazor.runs.folder import input_dtype, load_network, question_of, read_document
@@ -88,9 +89,12 @@ class Session:
                     data = read_inputs(path, self.kind, self.shape, self.data.get("columns") or ())
             except (ValueError, OSError) as error:
                 raise ValueError(_without(folder, str(error))) from error
-        ids = data.ids or tuple(f"sample {k}" for k in range(1, len(data.x) + 1))
+        ids = data.ids or tuple(f"sample {k}" for k in range(1, len(data.x[:MAX_SAMPLES]) + 1))
         with self._lock:
-            self.samples, self.names = data.x[:MAX_SAMPLES].clone(), list(ids[:MAX_SAMPLES])
+            self.samples, self.names = (
+                as_numbers(data.x[:MAX_SAMPLES], self.kind).clone(),
+                list(ids[:MAX_SAMPLES]),
+            )
             table = self._as_table(self._predict(self.samples))
             notes = [_without(folder, str(warning.message)) for warning in caught]
             return {
@@ -233,8 +237,8 @@ class Session:
             data = read_inputs(path, self.kind, self.shape, self.data.get("columns") or ())
         except (ValueError, OSError):  # moved, changed, or no file at all: files can be dropped
             return torch.zeros(0, *self.shape), []
-        names = data.ids or tuple(f"sample {k}" for k in range(1, len(data.x) + 1))
-        return data.x[:MAX_SAMPLES].clone(), list(names[:MAX_SAMPLES])
+        names = data.ids or tuple(f"sample {k}" for k in range(1, len(data.x[:MAX_SAMPLES]) + 1))
+        return as_numbers(data.x[:MAX_SAMPLES], self.kind).clone(), list(names[:MAX_SAMPLES])
 
 
 def _without(folder: str, text: str) -> str:
