@@ -130,8 +130,8 @@ class Solver:
     def _at_once(self, matrices: Tensor, values: Tensor, workspace: int) -> int:
         """Return how many of the matrices fit into one call, at least one."""
         k = len(matrices)
-        while k > 1 and (needed := self._workspace(matrices[:k], values[:k])[0]) > workspace:
-            k = min(k - 1, max(1, k * workspace // needed))
+        while k > 1 and (needed_bytes := self._workspace(matrices[:k], values[:k])[0]) > workspace:
+            k = min(k - 1, max(1, k * workspace // needed_bytes))
         return k
 
     def _workspace(self, matrices: Tensor, values: Tensor) -> tuple[int, int]:

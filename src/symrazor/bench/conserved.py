@@ -177,12 +177,12 @@ def rollout_ratio(case: Case, data: Trajectories, findings: Findings, seed: int)
     x = observed_states(data)
     deviation = noise_estimate(data).deviation(x)
     step = case.dt / best.substeps
-    own = ConservingSimulator(best.fit.field, findings.quantities, step, x)
-    others = baselines(split(data, seed)[0], deviation)
+    simulator = ConservingSimulator(best.fit.field, findings.quantities, step, x)
+    simulators = baselines(split(data, seed)[0], deviation)
     longer = replace(case, shape=(ROLLOUTS, ROLLOUT_STEPS + 1))
     clean = _simulate(longer, seed + CHECK_SEED)
-    rollouts = compare_rollouts({"own": own, **others}, clean, deviation)
-    errors = [rollouts.mean(name) for name in others]
+    rollouts = compare_rollouts({"own": simulator, **simulators}, clean, deviation)
+    errors = [rollouts.mean(name) for name in simulators]
     return rollouts.mean("own") / max(min(errors), 1e-300) if errors else None
 
 
@@ -227,6 +227,6 @@ def summarise(rows: Sequence[Row]) -> list[Summary]:
 
 
 def _percentage_accurate(ratios: Sequence[float | None]) -> float:
-    known = [ratio for ratio in ratios if ratio is not None]
-    within = sum(ratio <= MAX_RATIO for ratio in known)
-    return round(100 * within / len(known), 1) if known else 0.0
+    measured = [ratio for ratio in ratios if ratio is not None]
+    within = sum(ratio <= MAX_RATIO for ratio in measured)
+    return round(100 * within / len(measured), 1) if measured else 0.0

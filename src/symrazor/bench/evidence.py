@@ -145,20 +145,20 @@ def reevaluate(model: nn.Module, loader: TensorLoader) -> Callable[[], Evidence]
 def variants(alpha: int, padding: Padding, n: int, structures: bool = False) -> Runs:
     """Return SGD epochs and all estimators, or all structures, on one network."""
     model, sgd = network(alpha, padding), network(alpha, padding)
-    last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    channels_last = network(alpha, padding).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = data(n)
     loader = TensorLoader(x, y, 250)
     loader_last = TensorLoader(x.contiguous(memory_format=torch.channels_last), y, 250)
     if structures:
         runs = {name: estimate(model, loader, method) for name, method in STRUCTURES.items()}
-        few = TensorLoader(x[:200], y[:200], 200)
+        small_batch = TensorLoader(x[:200], y[:200], 200)
         geometric = Method(structure="kernel", scaling="geometric")
-        runs[MINI_BATCH] = estimate(model, few, geometric, n)
-        again = {NEW_PRECISIONS: reevaluate(model, loader)}
-        return {"SGD epoch": sgd_epoch(sgd, loader), **runs, **again}
+        runs[MINI_BATCH] = estimate(model, small_batch, geometric, n)
+        reevaluated = {NEW_PRECISIONS: reevaluate(model, loader)}
+        return {"SGD epoch": sgd_epoch(sgd, loader), **runs, **reevaluated}
     return {
         "SGD epoch": sgd_epoch(sgd, loader),
-        "SGD epoch, channels last": sgd_epoch(last, loader_last),
+        "SGD epoch, channels last": sgd_epoch(channels_last, loader_last),
         **{name: estimate(model, loader, method) for name, method in METHODS.items()},
     }
 
@@ -214,9 +214,9 @@ def growth(alpha: int = 4, rounds: int = 5) -> list[Growth]:
     times = interleave(runs, rounds)
     rows = []
     for varies, value, *_ in cases:
-        least = next(v for other, v, *_ in cases if other == varies)
+        smallest = next(v for name_of_case, v, *_ in cases if name_of_case == varies)
         for name in ("exact", "one probe"):
-            time, base = times[f"{varies} {value} {name}"], times[f"{varies} {least} {name}"]
+            time, base = times[f"{varies} {value} {name}"], times[f"{varies} {smallest} {name}"]
             rows.append(Growth(varies, value, name, time.cpu / base.cpu, time.wall / base.wall))
     return rows
 

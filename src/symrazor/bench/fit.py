@@ -266,23 +266,23 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
 def worker(options: Options) -> None:
     """Run one of two processes: estimates by both and by the first alone, in turn."""
     torch.set_num_threads(1)
-    here = processes.start("cpu")
+    process = processes.start("cpu")
     _, estimate = fitting(options)
-    together: list[tuple[float, float]] = []
-    single: list[tuple[float, float]] = []
+    joint_times: list[tuple[float, float]] = []
+    own_times: list[tuple[float, float]] = []
     for _ in range(options.rounds + 1):  # the first round warms up
         processes.barrier()
         wall, cpu = _timed(estimate)
-        cpu_seconds = torch.zeros(here.size, dtype=torch.float64)
-        cpu_seconds[here.rank] = cpu
+        cpu_seconds = torch.zeros(process.size, dtype=torch.float64)
+        cpu_seconds[process.rank] = cpu
         processes.all_reduce_([cpu_seconds])
-        together.append((wall, float(cpu_seconds.max())))
-        if here.is_main:
+        joint_times.append((wall, float(cpu_seconds.max())))
+        if process.is_main:
             with processes.single_process():
-                single.append(_timed(estimate))
+                own_times.append(_timed(estimate))
     processes.barrier()
-    if here.is_main:
-        rounds = list(zip(single, together, strict=True))[1:]
+    if process.is_main:
+        rounds = list(zip(own_times, joint_times, strict=True))[1:]
         wall, cpu = (median(alone[i] / shared[i] for alone, shared in rounds) for i in (0, 1))
         sys.stdout.write(f"{wall} {cpu}\n")
     processes.finish()

@@ -85,10 +85,10 @@ def forward_backward(
 ) -> Callable[[], object]:
     """Return a forward pass with the gradients of input and weights."""
     x = x.clone().requires_grad_()
-    wanted = [x, *layer.parameters()]
+    targets = [x, *layer.parameters()]
     shape = x.shape if out_shape is None else out_shape
     cotangent = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return lambda: torch.autograd.grad(layer(x), wanted, cotangent)
+    return lambda: torch.autograd.grad(layer(x), targets, cotangent)
 
 
 def network(paths: Sequence[Make], alpha: int = 10, size: int = 32) -> nn.Module:

@@ -26,11 +26,11 @@ def print_question(question: Mapping[str, Any], verbose: bool = False, quiet: bo
         print_verdict(target, headline, verdict)
         return
     keys = ("notes", "recommendation", "score", "invariances", "not_tested")
-    parts = [summary[key] for key in keys if summary.get(key)]
+    sentences = [summary[key] for key in keys if summary.get(key)]
     if verbose or quiet:
         print_verdict(target, headline, verdict)
     else:
-        print_verdict(target, f"{headline} {summary['certainty']}".strip(), " ".join(parts))
+        print_verdict(target, f"{headline} {summary['certainty']}".strip(), " ".join(sentences))
     if quiet:
         return
     trained = [*question["candidates"], *([question["final"]] if question.get("final") else [])]
@@ -89,5 +89,5 @@ def full_table(trained: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _log_evidence(candidate: Mapping[str, Any], is_final: bool) -> float:
-    own = float(candidate["reading"]["evidence"]["log_evidence"])
-    return own if is_final else float(candidate.get("log_evidence", own))
+    of_reading = float(candidate["reading"]["evidence"]["log_evidence"])
+    return of_reading if is_final else float(candidate.get("log_evidence", of_reading))

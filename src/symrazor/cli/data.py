@@ -39,10 +39,10 @@ def data(
     """
     terminal = console(quiet)
     if action == "list":
-        for known, source in PUBLISHERS.items():
-            text = f"{known:<14} {source.description}, from {source.url}"
+        for data_set, source in PUBLISHERS.items():
+            text = f"{data_set:<14} {source.description}, from {source.url}"
             terminal.print(escape(text), soft_wrap=True, highlight=False)
-        write_json(json_file, {known: source.url for known, source in PUBLISHERS.items()})
+        write_json(json_file, {data_set: source.url for data_set, source in PUBLISHERS.items()})
         return
     if name is None:
         raise ValueError(f"Name a data set: symrazor data get {' | '.join(sorted(PUBLISHERS))}.")

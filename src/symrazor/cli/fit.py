@@ -131,8 +131,8 @@ def _named(option: StructFieldSpec) -> StructFieldSpec:
     name = "{True,False}" if types[0] is bool else getattr(types[0], "__name__", "VALUE").upper()
     annotated: Any = Annotated  # mypy accepts no variable as the type of an Annotated
     hint = "" if option.default is None else None  # None: tyro's own, "(default: ...)"
-    shown = tyro.conf.arg(metavar=name, help_behavior_hint=hint)
-    return replace(option, type=annotated[option.type, shown])
+    placeholder = tyro.conf.arg(metavar=name, help_behavior_hint=hint)
+    return replace(option, type=annotated[option.type, placeholder])
 
 
 def initial_config(arguments: Sequence[str]) -> RunConfig:

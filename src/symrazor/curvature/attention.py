@@ -38,56 +38,64 @@ def multi_head_attention(
     """
     bound = signature(F.multi_head_attention_forward).bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
-    if given["query"].dim() != 3 or given["static_k"] is not None or given["static_v"] is not None:
+    options = bound.arguments
+    if (
+        options["query"].dim() != 3
+        or options["static_k"] is not None
+        or options["static_v"] is not None
+    ):
         raise ValueError("Attention needs batches of sequences, and no static keys or values.")
-    if given["training"] and given["dropout_p"] > 0:
+    if options["training"] and options["dropout_p"] > 0:
         raise ValueError("Attention has dropout in training mode. Call model.eval().")
-    q, k, v = _projections(linear, given)
+    q, k, v = _projections(linear, options)
     n, t, e = q.shape
-    heads = given["num_heads"]
-    mask = _mask(given["attn_mask"], given["key_padding_mask"], heads, q)
+    heads = options["num_heads"]
+    mask = _mask(options["attn_mask"], options["key_padding_mask"], heads, q)
     length = k.shape[1]
-    k, v = _extended(k, given["bias_k"], given), _extended(v, given["bias_v"], given)
+    k, v = _extended(k, options["bias_k"], options), _extended(v, options["bias_v"], options)
     if mask is not None:  # further keys are always attended
         mask = F.pad(mask, (0, k.shape[1] - length))
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     shares = None
-    if given["need_weights"]:
+    if options["need_weights"]:
         scores = q @ k.mT / q.shape[-1] ** 0.5
         shares = (scores if mask is None else scores + mask).softmax(-1)
         attended = shares @ v
-        shares = shares.mean(1) if given["average_attn_weights"] else shares
+        shares = shares.mean(1) if options["average_attn_weights"] else shares
     else:
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     joined = attended.transpose(1, 2).reshape(n, t, e)
-    y = linear(joined, given["out_proj_weight"], given["out_proj_bias"])
+    y = linear(joined, options["out_proj_weight"], options["out_proj_bias"])
     return y.transpose(0, 1), shares
 
 
-def _projections(linear: Linear, given: Mapping[str, Any]) -> list[Sequences]:
+def _projections(linear: Linear, options: Mapping[str, Any]) -> list[Sequences]:
     """Return queries, keys and values."""
-    inputs = [given[name] for name in ("query", "key", "value")]
-    weight, bias, e = given["in_proj_weight"], given["in_proj_bias"], given["embed_dim_to_check"]
-    if not given["use_separate_proj_weight"] and all(x is inputs[0] for x in inputs):
+    inputs = [options[name] for name in ("query", "key", "value")]
+    weight, bias, e = (
+        options["in_proj_weight"],
+        options["in_proj_bias"],
+        options["embed_dim_to_check"],
+    )
+    if not options["use_separate_proj_weight"] and all(x is inputs[0] for x in inputs):
         return list(linear(inputs[0].transpose(0, 1), weight, bias).chunk(3, -1))
     projected = []
     for number, (name, x) in enumerate(zip("qkv", inputs, strict=True)):
-        rows, first = slice(number * e, (number + 1) * e), x.transpose(0, 1)
-        if given["use_separate_proj_weight"]:
-            y = linear(first, given[f"{name}_proj_weight"])
+        rows, by_sample = slice(number * e, (number + 1) * e), x.transpose(0, 1)
+        if options["use_separate_proj_weight"]:
+            y = linear(by_sample, options[f"{name}_proj_weight"])
             projected.append(y if bias is None else y + bias[rows])
         else:
-            projected.append(linear(first, weight, bias, rows))
+            projected.append(linear(by_sample, weight, bias, rows))
     return projected
 
 
-def _extended(x: Sequences, bias: Tensor | None, given: Mapping[str, Any]) -> Sequences:
+def _extended(x: Sequences, bias: Tensor | None, options: Mapping[str, Any]) -> Sequences:
     """Append the learned key or value, and the one of zeros."""
     n, _, e = x.shape
     if bias is not None:
         x = torch.cat([x, bias.reshape(1, 1, e).expand(n, 1, e)], 1)
-    return torch.cat([x, x.new_zeros(n, 1, e)], 1) if given["add_zero_attn"] else x
+    return torch.cat([x, x.new_zeros(n, 1, e)], 1) if options["add_zero_attn"] else x
 
 
 def _mask(

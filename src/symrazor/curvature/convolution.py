@@ -120,8 +120,8 @@ def projected_patches(
 
 def channels_to_features(groups: int, g: Tensor) -> Float[Tensor, "n t k o"]:
     """Map a tensor [n, k*o, *positions] of the output shape to the format."""
-    last = g.movedim(1, -1)
-    return last.reshape(len(g), -1, groups, g.shape[1] // groups)
+    channels_last = g.movedim(1, -1)
+    return channels_last.reshape(len(g), -1, groups, g.shape[1] // groups)
 
 
 @sharing.register
@@ -192,8 +192,8 @@ def _positions(x: Tensor, shape: Geometry) -> list[int]:
     amounts = shape.amounts
     extra = [amounts[2 * d] + amounts[2 * d + 1] for d in reversed(range(x.dim() - 2))]
     return [
-        (size + more - gap * (k - 1) - 1) // step + 1
-        for size, more, k, step, gap in zip(
+        (size + padding - gap * (k - 1) - 1) // step + 1
+        for size, padding, k, step, gap in zip(
             x.shape[2:], extra, shape.kernel_size, shape.stride, shape.dilation, strict=True
         )
     ]

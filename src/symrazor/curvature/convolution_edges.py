@@ -57,8 +57,8 @@ def edge_columns(
         r = len(columns)
         strip = x[..., columns.start : columns.stop].permute(0, 2, 3, 1).reshape(n, h, r * c)
         below = F.pad(strip, (0, 0, 0, ky - 1)).unfold(1, ky, 1).transpose(2, 3)
-        both = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
-        products = both.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
+        outer = strip.reshape(n * h, r * c).T @ below.reshape(n * h, ky * r * c)
+        products = outer.double().view(r, c, ky, r, c).permute(0, 3, 2, 1, 4)
         edges.append((products, skip))
     return _outside(kx, edges)
 

@@ -70,13 +70,17 @@ class GraphReplayScheduler(Scheduler):
     ) -> Contributions:
         """Yield contributions computed on the current stream; record nothing without a caller."""
         task_of = self.task.by_batch()
-        kept = _last_recordings.get(self.task.model)
+        recordings = _last_recordings.get(self.task.model)
         replay: Replay | None = None
         eager_batches, tried = 0, False
         while (batch := _next(batches, None if replay is None else caller)) is not None:
             task = task_of(batch.number)
-            if kept is not None and total.value is None and kept.is_valid_for(task, batch.x):
-                total.value, replay, tried = kept.empty_sums(), kept, True
+            if (
+                recordings is not None
+                and total.value is None
+                and recordings.is_valid_for(task, batch.x)
+            ):
+                total.value, replay, tried = recordings.empty_sums(), recordings, True
             due = not tried and eager_batches >= _batches_before_recording(task.model, batch.x)
             if total.value is not None and due and can_record(task, total.value, batch.x):
                 replay, tried = _record(task, total.value, batch), True
@@ -113,8 +117,8 @@ def _mark_used_on(stream: Stream, *parts: Input) -> None:
 
 
 def _batches_before_recording(model: nn.Module, x: Input) -> int:
-    known = isinstance(x, Tensor) and x.shape in _recorded_shapes.get(model, ())
-    return 1 if known else MIN_EAGER_BATCHES
+    is_recorded = isinstance(x, Tensor) and x.shape in _recorded_shapes.get(model, ())
+    return 1 if is_recorded else MIN_EAGER_BATCHES
 
 
 def can_record(task: CurvatureTask, total: BatchSums, x: Input) -> bool:

@@ -320,14 +320,14 @@ def _first_pass(
     share = task.structure.first_share(expected)
     if method.estimator != task.method.estimator:  # an exact estimate depends on no other state
         generator = torch.Generator(task.device).manual_seed(BASIS_SEED)
-    first = collect_curvature(
+    factors = collect_curvature(
         replace(task, method=method, generator=generator),
         loader if share == 1 else RepeatedBatches(partial(_first_parts, loader, share)),
         n_data=n_data,
         temperature=temperature,
         expected=None if expected is None else math.ceil(share * expected),
     )
-    return {name: block for block in first.blocks for name in block.names}
+    return {name: block for block in factors.blocks for name in block.names}
 
 
 def _first_parts(loader: Loader, share: float) -> Iterator[tuple[Input, Tensor]]:

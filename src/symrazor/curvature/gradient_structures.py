@@ -32,12 +32,12 @@ def check_dense_size(columns: int, structure: str, device: torch.device) -> None
 
     For a GPU, torch raises an error that names the memory.
     """
-    needed = 8 * columns**2
-    if device.type == "cpu" and needed > CHECKED_BYTES and needed > free_bytes():
+    needed_bytes = 8 * columns**2
+    if device.type == "cpu" and needed_bytes > CHECKED_BYTES and needed_bytes > free_bytes():
         raise ValueError(
             f"structure={structure!r} needs a matrix of {columns:,} x {columns:,} numbers "
-            f"({needed / 2**30:,.1f} GiB), but only {free_bytes() / 2**30:,.1f} GiB of memory are "
-            "free. Use structure='kron', or freeze weights."
+            f"({needed_bytes / 2**30:,.1f} GiB), but only {free_bytes() / 2**30:,.1f} GiB of "
+            "memory are free. Use structure='kron', or freeze weights."
         )
 
 

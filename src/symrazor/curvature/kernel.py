@@ -277,8 +277,8 @@ class Kernel(Block):
         r"""Return H; for networks with fewer weights than rows."""
         size = sum(shape.numel() for shape in self.shapes.values())
         total = torch.zeros(size, size, dtype=torch.float64, device=self.device)
-        for piece in self._products.pieces:
-            J = Kernel(self.shapes, JacobianRows([piece]), self.scale, layouts=self.layouts).whole
+        for rows in self._products.pieces:
+            J = Kernel(self.shapes, JacobianRows([rows]), self.scale, layouts=self.layouts).whole
             total = total + J.mT @ J
         return total
 

@@ -30,8 +30,8 @@ def _transposed(module: ConvTranspose) -> Sharing:
     def inputs(x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n t k i"]:
         sizes = [(s - 1) * step + 1 for s, step in zip(x.shape[2:], steps, strict=True)]
         spread = x.new_zeros(*x.shape[:2], *sizes)
-        every: list[slice | EllipsisType] = [slice(None, None, step) for step in steps]
-        spread[(..., *every)] = x
+        strides: list[slice | EllipsisType] = [slice(None, None, step) for step in steps]
+        spread[(..., *strides)] = x
         amounts: list[int] = []
         for p, extra in zip(reversed(paddings), reversed(module.output_padding), strict=True):
             amounts += [p, p + int(extra)]

@@ -161,8 +161,8 @@ def _einsum(r: "OperationRecorder", func: Any, equation: Any, *operands: Any) ->
     sizes = dict(zip(w, weight.shape, strict=True))
 
     def blocks(x: Tensor, letters: str, last: list[str]) -> Float[Tensor, "n s k f"]:
-        kept = [a[0], *s, *k, *last]
-        summed = torch.einsum(f"{letters}->{''.join(kept)}", x)
+        letters_kept = [a[0], *s, *k, *last]
+        summed = torch.einsum(f"{letters}->{''.join(letters_kept)}", x)
         return summed.reshape(len(x), -1, prod(sizes[c] for c in k), prod(sizes[c] for c in last))
 
     order = [w.index(c) for c in (*k, *o, *i)]
@@ -236,9 +236,9 @@ def _embedding(
 def _normalisation(r: "OperationRecorder", func: Any, *args: Any, **kwargs: Any) -> Any:
     """Normalise without an affine part, then multiply and add."""
     bound = signature(func).bind(*args, **kwargs)
-    given = bound.arguments
-    affine = [(given.get("weight"), torch.mul), (given.get("bias"), torch.add)]
-    given.update({name: None for name in ("weight", "bias") if name in given})
+    arguments = bound.arguments
+    affine = [(arguments.get("weight"), torch.mul), (arguments.get("bias"), torch.add)]
+    arguments.update({name: None for name in ("weight", "bias") if name in arguments})
     y = r.run(func, *bound.args, **bound.kwargs)
     for value, combine in affine:
         if value is None:
@@ -259,13 +259,13 @@ def _prelu(r: "OperationRecorder", func: Any, x: Any, weight: Any) -> Any:
 def _attention(r: "OperationRecorder", func: Any, *args: Any, **kwargs: Any) -> Any:
     """Expand a mask that was computed from parameters, such as a relative position."""
     names = ("query", "key", "value", "attn_mask")
-    given = dict(zip(names, args, strict=False)) | kwargs
-    mask = given.get("attn_mask")
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    mask = arguments.get("attn_mask")
     if not (isinstance(mask, Tensor) and r.is_parameter(mask)):
         return NotImplemented
-    if any(r.is_parameter(given[name]) for name in names[:3]):
+    if any(r.is_parameter(arguments[name]) for name in names[:3]):
         return NotImplemented
-    rows = r.expanded(mask, given["query"])
+    rows = r.expanded(mask, arguments["query"])
     changed = (*args[:3], rows, *args[4:])
     if "attn_mask" in kwargs:
         changed, kwargs = args, kwargs | {"attn_mask": rows}

@@ -40,8 +40,8 @@ class OperationUse(Use):
         keep_graph: bool = False,
     ) -> dict[str, Float[Tensor, "n p"]]:
         """Return the gradients of the parameters behind d, by sample."""
-        wanted = self.targets if names is None else {n: self.targets.get(n) for n in names}
-        targets = {name: value for name, value in wanted.items() if value is not None}
+        chosen = self.targets if names is None else {n: self.targets.get(n) for n in names}
+        targets = {name: value for name, value in chosen.items() if value is not None}
         if not targets:
             return {}
         formed = self.outputs(g) if formed is None else formed
@@ -76,19 +76,19 @@ def settle_formats(uses: Sequence[Use]) -> None:
     by_layer: dict[str, list[Use]] = {}
     for use in uses:
         by_layer.setdefault(use.layer.name, []).append(use)
-    for same in by_layer.values():
-        layer = same[0].layer
-        operations = [use for use in same if isinstance(use, OperationUse)]
+    for layer_uses in by_layer.values():
+        layer = layer_uses[0].layer
+        operations = [use for use in layer_uses if isinstance(use, OperationUse)]
         if not operations:
             continue
         layouts = {use.layout for use in operations}
-        if len(operations) < len(same):
+        if len(operations) < len(layer_uses):
             layouts.add(_layout_of(layer.module))
         factored = all(use.is_weight for use in operations) and len(layouts) == 1
         if layer.registered is None:
             (local,) = layer.local_names
             layer.recorded[:] = [replace(operations[0].form, weight=local)] if factored else []
-        for use in same:
+        for use in layer_uses:
             use.exact = not factored
 
 

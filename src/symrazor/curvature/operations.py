@@ -326,15 +326,15 @@ class OperationRecorder(TorchFunctionMode):
     ) -> Tensor:
         """Return F.linear(x, weight[rows], bias[rows]), and record it."""
         total = len(weight)
-        whole = rows == slice(None)
-        parts = (weight, bias) if whole else (weight[rows], None if bias is None else bias[rows])
+        is_whole = rows == slice(None)
+        parts = (weight, bias) if is_whole else (weight[rows], None if bias is None else bias[rows])
         y: Tensor = self.run(F.linear, x, *parts)
         self.mark_data(y)
         owner = self._owners.get(id(weight))
-        if whole and owner is not None and is_linear_layer(owner[0], weight, bias):
+        if is_whole and owner is not None and is_linear_layer(owner[0], weight, bias):
             self._record_layer(owner[0], x, y)
             return y
-        form = LINEAR if whole else linear_rows(rows, total)
+        form = LINEAR if is_whole else linear_rows(rows, total)
         if self.is_parameter(weight):
             self._record(y, weight, form, x, linear=True, layout="linear")
         if bias is not None and self.is_parameter(bias):

@@ -63,17 +63,19 @@ class ProcessScheduler(Scheduler):
         to_reduce: list[Tensor] = [log_likelihood]
         for keys, entries in _entries_by_keys(announced).items():
             value = None if local is None else local.sums.get(keys[0])
-            known = next(entry for entry in entries if entry is not None)
+            metadata = next(entry for entry in entries if entry is not None)
             total: Statistic
-            if "batches" in known:
+            if "batches" in metadata:
                 assert value is None or isinstance(value, JacobianRows)
-                total = _gather_rows(value, known, entries, self.device)
-            elif "rows" in known:
+                total = _gather_rows(value, metadata, entries, self.device)
+            elif "rows" in metadata:
                 assert value is None or isinstance(value, Factor)
-                total = _gather_factor(value, known, entries, self.device)
+                total = _gather_factor(value, metadata, entries, self.device)
                 to_reduce += [] if total.total is None else total.total.panels
             else:
-                total = torch.zeros(tuple(known["shape"]), dtype=torch.float64, device=self.device)
+                total = torch.zeros(
+                    tuple(metadata["shape"]), dtype=torch.float64, device=self.device
+                )
                 if value is not None:
                     assert isinstance(value, Tensor)
                     total.copy_(value)
@@ -168,7 +170,10 @@ def _rows_from(flat: Tensor, described: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def _gather_rows(
-    local: JacobianRows | None, known: Entry, entries: Sequence[Entry | None], device: torch.device
+    local: JacobianRows | None,
+    metadata: Entry,
+    entries: Sequence[Entry | None],
+    device: torch.device,
 ) -> JacobianRows:
     """Return the rows of all processes, by rank."""
     described = [[] if entry is None else entry["batches"] for entry in entries]
@@ -176,7 +181,7 @@ def _gather_rows(
         sum(math.prod(s) for batch in batches for t in batch["shapes"].values() for s in t)
         for batches in described
     ]
-    flat = torch.zeros(0, dtype=getattr(torch, known["dtype"]), device=device)
+    flat = torch.zeros(0, dtype=getattr(torch, metadata["dtype"]), device=device)
     if local is not None:
         flat = torch.cat([tensor.reshape(-1) for tensor in local.tensors])
     vectors = zip(all_gather(flat, counts), described, strict=True)
@@ -186,13 +191,13 @@ def _gather_rows(
 
 
 def _gather_factor(
-    local: Factor | None, known: Entry, entries: Sequence[Entry | None], device: torch.device
+    local: Factor | None, metadata: Entry, entries: Sequence[Entry | None], device: torch.device
 ) -> Factor:
     """Return the rows of all processes, or the local matrix, which is still to be reduced."""
-    blocks, features = known["shape"]
+    blocks, features = metadata["shape"]
     rows = [0 if entry is None else entry["rows"] for entry in entries]
     if None not in rows and sum(rows) < ROWS_PER_FEATURE * features:
-        dtype = getattr(torch, known["dtype"])
+        dtype = getattr(torch, metadata["dtype"])
         none = torch.zeros(0, blocks, features, dtype=dtype, device=device)
         return Factor(all_gather(none if local is None else local.rows, rows))
     if local is None:

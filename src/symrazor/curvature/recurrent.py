@@ -79,11 +79,11 @@ def _layer(kind: str) -> Callable[..., Any]:
             outputs = []
             for direction in range(directions):
                 index = number * directions + direction
-                own = flat[index * per_direction : (index + 1) * per_direction]
+                weights = flat[index * per_direction : (index + 1) * per_direction]
                 start = tuple(state[index] for state in states)
                 mark_data(*start)
                 y, final = _direction(
-                    kind, linear, h, start, own, has_biases, backwards=direction == 1
+                    kind, linear, h, start, weights, has_biases, backwards=direction == 1
                 )
                 outputs.append(y)
                 last.append(final)

@@ -349,14 +349,14 @@ def _input_exceeds_factor(uses: Sequence[Use]) -> bool:
 
 def _sample_step(task: CurvatureTask, weight: str, uses: Sequence[Use]) -> int:
     """Return k such that every k-th sample of a batch gives enough rows for the input factor."""
-    wanted, expected, samples = task.method.input_rows, task.expected, len(uses[0].x)
-    if wanted is None or expected is None or task.method.flavour == "reduce":
+    input_rows, expected, samples = task.method.input_rows, task.expected, len(uses[0].x)
+    if input_rows is None or expected is None or task.method.flavour == "reduce":
         return 1
     if any(use.copies > 1 or len(use.x) != samples or use.y_shape[0] != samples for use in uses):
         return 1
     k, _, i = uses[0].form.to_blocks(task.theta[weight].detach()).shape
     rows = sum(use.rows for use in uses) / samples * expected
-    share = max(wanted * k * i / rows, MIN_INPUT_SHARE)
+    share = max(input_rows * k * i / rows, MIN_INPUT_SHARE)
     return max(1, min(int(1 / share), samples))
 
 

@@ -376,8 +376,8 @@ def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[
     that it contains, if their evidences are equal up to 3 nats or the scatter over starts.
     Structures with fewer starts than others were excluded earlier, and are not recommended.
     """
-    most = max(len(c.members) for c in candidates)
-    complete = [c for c in candidates if len(c.members) == most]
+    most_starts = max(len(c.members) for c in candidates)
+    complete = [c for c in candidates if len(c.members) == most_starts]
     ranked = sorted(complete, key=lambda c: -c.log_evidence)
     if mean_gain(ranked[0], ranked[-1]) is None:
         first = ranked[0]

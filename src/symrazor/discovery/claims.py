@@ -283,9 +283,9 @@ def remedy(claim: Claim, minutes: float | None, samples: int) -> str:
             f"the left-out data ({claim.left_out} nats) point in opposite directions. Check with "
             "`sr.prequential`."
         )
-    enough = int(float(f"{factor * samples:.1e}"))  # two digits
+    samples_needed = int(float(f"{factor * samples:.1e}"))  # two digits
     return (
-        f"About {enough:,} training samples, {factor:.2g} times as many, "
+        f"About {samples_needed:,} training samples, {factor:.2g} times as many, "
         "decide it if the difference per sample stays the same. More time alone is unlikely to."
     )
 

@@ -197,16 +197,16 @@ def _moved(
         prediction = predict(network, copies, posterior, data.task == "classification")
         entry: dict[str, Any] = {"inputs": _shown(copies)}
         if data.task == "classification":
-            own = int(prediction.mean[STEPS].argmax())
+            predicted = int(prediction.mean[STEPS].argmax())
             entry["label"] = names[int(y[number])]
-            entry["output"] = names[own]
-            entry["values"] = prediction.mean[:, own].tolist()
+            entry["output"] = names[predicted]
+            entry["values"] = prediction.mean[:, predicted].tolist()
             entry["predicted"] = [names[k] for k in prediction.mean.argmax(1).tolist()]
         else:
             entry["values"] = prediction.mean[:, 0].tolist()
             entry["output"] = names[0] if names else "target"
         if prediction.epistemic is not None:
-            column = own if data.task == "classification" else 0
+            column = predicted if data.task == "classification" else 0
             entry["spread"] = prediction.epistemic[:, column].tolist()
         examples.append(entry)
     unit = "pixels to the right" if data.kind == "image" else "time steps later"
@@ -224,10 +224,10 @@ def _one_per_class(y: Tensor) -> list[int]:
     if y.is_floating_point():
         order = y[:, 0].argsort().tolist()
         return [order[(2 * k + 1) * len(order) // (2 * EXAMPLES)] for k in range(EXAMPLES)]
-    first: dict[int, int] = {}
+    first_of_class: dict[int, int] = {}
     for number, label in enumerate(y.tolist()):
-        first.setdefault(label, number)
-    return list(first.values()) or [0]
+        first_of_class.setdefault(label, number)
+    return list(first_of_class.values()) or [0]
 
 
 def _classified(x: Tensor, y: Tensor, prediction: Prediction, data: Dataset) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def _classified(x: Tensor, y: Tensor, prediction: Prediction, data: Dataset) -> 
         counts = torch.zeros(k, k, dtype=torch.int64)
         counts.index_put_((y, p.argmax(1)), torch.ones(len(y), dtype=torch.int64), accumulate=True)
         parts["confusion"] = counts.tolist()
-    own = p.gather(1, y.reshape(-1, 1))[:, 0]
-    worst = own.argsort()[:WORST]
+    true_probability = p.gather(1, y.reshape(-1, 1))[:, 0]
+    worst = true_probability.argsort()[:WORST]
     entry: dict[str, Any] = {
         "labels": [data.names[label] for label in y[worst].tolist()],
         "predicted": [data.names[label] for label in p[worst].argmax(1).tolist()],
-        "probability": own[worst].tolist(),
+        "probability": true_probability[worst].tolist(),
     }
     if data.kind in ("image", "series") and x[0].numel() <= MAX_NUMBERS:
         entry["inputs"] = _shown(x[worst])
@@ -262,8 +262,8 @@ def _scatter(y: Tensor, prediction: Prediction) -> dict[str, Any]:
 def not_tested(data: Dataset, answer: Answer) -> list[str]:
     """Return sentences on symmetries that the answer says nothing about."""
     sentences = [answer.summary["not_tested"]] if answer.summary["not_tested"] else []
-    asked = {claim.name for claim in answer.claims}
-    has_groups = bool(asked & {"p2", "p4", "pm", "p2m", "p4m", "O", "Oh"})
+    tested = {claim.name for claim in answer.claims}
+    has_groups = bool(tested & {"p2", "p4", "pm", "p2m", "p4m", "O", "Oh"})
     open_questions: dict[str, Sequence[tuple[bool, str]]] = {
         "image": [
             (
@@ -307,10 +307,10 @@ def _gain(answer: Answer) -> str:
     gain = answer.expected_gain
     if gain is None:
         return ""
-    other, mean, error = gain
+    rival, mean, error = gain
     return (
         f"# Recommended: {answer.family.label(answer.recommended.name)}. Expected gain over "
-        f"{answer.family.label(other)}:\n# {mean:.2g} ± {error:.1g} nats per sample."
+        f"{answer.family.label(rival)}:\n# {mean:.2g} ± {error:.1g} nats per sample."
     )
 
 
@@ -318,11 +318,11 @@ def _shifts(holds: Mapping[str, bool | None], data: Dataset) -> str:
     """Return code for the question whether position matters."""
     if "translation" not in holds:
         return ""
-    what = "when something happens" if data.kind == "series" else "position"
+    subject = "when something happens" if data.kind == "series" else "position"
     if holds["translation"]:
         return (
             "import symrazor as sr\n\n"
-            f"# {capitalize(what)} does not matter. Make your CNN exactly shift-invariant:\n"
+            f"# {capitalize(subject)} does not matter. Make your CNN exactly shift-invariant:\n"
             "# strided pools, zero padding and dense layers on positions are replaced.\n"
             "network = sr.make_equivariant(network, x[:32])\n"
             "print(network.equivariance_report)  # which layer was replaced by what"
@@ -330,7 +330,7 @@ def _shifts(holds: Mapping[str, bool | None], data: Dataset) -> str:
     if holds["translation"] is None:
         return (
             "import symrazor as sr\n\n"
-            f"# Undecided whether {what} matters. Give your CNN both paths;\n"
+            f"# Undecided whether {subject} matters. Give your CNN both paths;\n"
             "# the evidence chooses in each layer.\n"
             'network = sr.relax(network, x[:2], groups=["translation"])\n'
             "fit = sr.fit(network, (x, y))\n"
@@ -338,7 +338,7 @@ def _shifts(holds: Mapping[str, bool | None], data: Dataset) -> str:
         )
     free = [name for name in ONE_AXIS if holds.get(name)]
     dims = data.x.ndim - 2
-    layers, reason = "nn.Flatten()", f"{capitalize(what)} matters."
+    layers, reason = "nn.Flatten()", f"{capitalize(subject)} matters."
     if len(free) == 1:
         axis, pool = ONE_AXIS[free[0]]
         layers, reason = f"{pool}, nn.Flatten()", f"Only the {axis} position matters."

@@ -176,11 +176,11 @@ def _relaxed_layers(
     """
     layers = list(convolutional(shape, outputs, width, kernels_for(shape)).children())[:-3]
     x, missing = torch.zeros(1, *shape), dict[str, str]()
-    others = [canonical_name(group) for group in groups if group not in TRANSLATIONS]
+    extra_groups = [canonical_name(group) for group in groups if group not in TRANSLATIONS]
     for index, layer in enumerate(layers):
         size, x = x.shape[2:], layer(x)
         if isinstance(layer, CONVS):
-            paths, reasons = split_off(layer, size, others, is_image=index == 0)
+            paths, reasons = split_off(layer, size, extra_groups, is_image=index == 0)
             layers[index] = relaxed = relaxed_convolution(layer, size, group_paths=paths)
             relaxed.scale_free_paths(math.inf)
             missing = reasons | missing
@@ -210,10 +210,10 @@ def orbit_cnn(shape: Sequence[int], outputs: int, group: UserGroup, width: int |
 def channels_for(shape: Sequence[int], groups: Sequence[UserGroup]) -> int:
     """Return the channels of the first convolution: a multiple of the order of every group."""
     orders = (point_group(group).order for group in groups if group not in TRANSLATIONS)
-    multiple, wanted = math.lcm(*orders), conv_channels(shape)
+    multiple, channels = math.lcm(*orders), conv_channels(shape)
     if len(shape) == 3:
-        wanted = max(wanted, IMAGE_CHANNELS)
-    return multiple * math.ceil(wanted / multiple)
+        channels = max(channels, IMAGE_CHANNELS)
+    return multiple * math.ceil(channels / multiple)
 
 
 def kernels_for(shape: Sequence[int]) -> tuple[int, ...]:
@@ -270,8 +270,8 @@ def grid_family(
     make_family = partial(Family, structures, "relaxed", "convolutional", **options)
     rivals = ["relaxed", "positional", "fully connected"]
     symmetries = [Symmetry("translation", "convolutional", rivals)]
-    given = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
-    if not given:
+    point_groups = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
+    if not point_groups:
         is_image = len(shape) == 3
         describe = describe_shifts if is_image else None
         if is_image and by_axis:
@@ -282,13 +282,13 @@ def grid_family(
     # this property show what the group adds. Where position matters, the same question is asked
     # of networks that see positions. More symmetry comes first: it is preferred among networks that
     # predict equally well.
-    for fitting, group in sorted(given, key=lambda pair: pair[0].order):
+    for fitting, group in sorted(point_groups, key=lambda pair: pair[0].order):
         name = fitting.name
         make = partial(group_cnn, shape, outputs, group)
         structures.append(Structure(name, partial(make, width), f"a CNN with {name} built in"))
         wide_label = f"a CNN with {name} built in, twice as wide"
         wider[name] = Structure(f"{name}, wider", partial(make, WIDER * width), wide_label)
-        smaller = [other.name for other, _ in given if other.order < fitting.order]
+        smaller = [point.name for point, _ in point_groups if point.order < fitting.order]
         added = [Symmetry(name, name, ["convolutional", *smaller])]
         if len(shape) == 3 and fitting.exact and fitting.order <= MAX_COPIES:
             seeing = f"{name}, positional"
@@ -297,8 +297,8 @@ def grid_family(
             structures.append(Structure(seeing, partial(make, width), label))
             wide_label = f"{label}, twice as wide"
             wider[seeing] = Structure(f"{seeing}, wider", partial(make, WIDER * width), wide_label)
-            seen = [f"{other}, positional" for other in smaller]
-            added.append(Symmetry(name, seeing, ["positional", *seen]))
+            seeing_smaller = [f"{point}, positional" for point in smaller]
+            added.append(Symmetry(name, seeing, ["positional", *seeing_smaller]))
         symmetries = [*added, *symmetries]
     return make_family(symmetries=symmetries, describe=describe_invariance)
 

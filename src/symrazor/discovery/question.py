@@ -245,11 +245,11 @@ def as_groups(groups: object) -> tuple[UserGroup, ...]:
         OSError: a file that cannot be read.
     """
     is_sequence = isinstance(groups, Sequence) and not isinstance(groups, str)
-    given: Sequence[object] = groups if is_sequence else [groups]  # type: ignore[assignment]
-    if not given:
+    entries: Sequence[object] = groups if is_sequence else [groups]  # type: ignore[assignment]
+    if not entries:
         raise ValueError("groups is empty. Name at least one group, or omit the option.")
     parsed: list[UserGroup] = []
-    for entry in given:
+    for entry in entries:
         group = str(entry) if isinstance(entry, Path) else entry
         if not isinstance(group, str | Group):
             raise ValueError(

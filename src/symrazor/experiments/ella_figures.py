@@ -98,10 +98,10 @@ def shares_figure(row: str, runs: Sequence[Run]) -> Any:
         ax.bar(layers, heights, 0.75, bottom, color=_colour(kind, 0.7), label=kind)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     if len(runs) > 1:  # whiskers at the upper end of the first path
-        first = next(iter(by_path.values()))
-        middle = [mean(values) for values in first]
-        below = [m - min(values) for m, values in zip(middle, first, strict=True)]
-        above = [max(values) - m for m, values in zip(middle, first, strict=True)]
+        first_path = next(iter(by_path.values()))
+        middle = [mean(values) for values in first_path]
+        below = [m - min(values) for m, values in zip(middle, first_path, strict=True)]
+        above = [max(values) - m for m, values in zip(middle, first_path, strict=True)]
         ax.errorbar(layers, middle, [below, above], fmt="none", color="black", capsize=3, lw=1)
     ax.set(ylim=(0, 1), xlabel="layer", ylabel="share of effective parameters", xticks=list(layers))
     seeds = f"{len(runs)} seeds" if len(runs) > 1 else "one seed"

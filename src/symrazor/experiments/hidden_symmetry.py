@@ -106,8 +106,8 @@ def make_task(row: str, seed: int, n: int = 512) -> Task:
 
 def network(candidates: Sequence[Group]) -> nn.Module:
     """Return two relaxed layers with one path per candidate group, and a mean over positions."""
-    first, second = (relaxed_over(c, WIDTH, candidates) for c in (1, WIDTH))
-    body = [first, nn.Tanh(), second, nn.Tanh()]
+    layer_1, layer_2 = (relaxed_over(c, WIDTH, candidates) for c in (1, WIDTH))
+    body = [layer_1, nn.Tanh(), layer_2, nn.Tanh()]
     return nn.Sequential(*body, SetPool("mean"), nn.Linear(WIDTH, 1))
 
 
@@ -142,13 +142,13 @@ def run_row(row: str, seed: int, options: Options) -> Run:
     supported = [name for name in names if _supported(name, reading)]
     likeliest = max(shares, key=lambda name: shares[name])
     picked = likeliest if len(task.candidates) > 1 or likeliest in supported else None
-    others = [value for i, value in enumerate(evidences) if i != best]
+    rivals = [value for i, value in enumerate(evidences) if i != best]
     return {
         "truth": task.truth,
         "picked": picked,
         "right": picked == task.truth,
         "supported": supported,
-        "margin": evidences[best] - max(others) if others else None,
+        "margin": evidences[best] - max(rivals) if rivals else None,
         "shares": shares,
         "free_shares": [layer.free_share for layer in layers],
         "errors": [layer.equivariance_error for layer in layers],

@@ -50,8 +50,8 @@ def transformed(
 
 def validation_images(train: Tensors) -> Images:
     """Return training images without the last sixth, and the last sixth."""
-    (x, y), kept = train, len(train[1]) - len(train[1]) // 6
-    return (x[:kept], y[:kept]), (x[kept:], y[kept:])
+    (x, y), count = train, len(train[1]) - len(train[1]) // 6
+    return (x[:count], y[:count]), (x[count:], y[count:])
 
 
 def on_device(sets: Images, device: str) -> Images:

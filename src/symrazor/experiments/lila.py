@@ -203,8 +203,8 @@ def of_copies(model: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
     """Return the ranges of the copies, without the range of poses within them."""
     if not isinstance(model, Augmented):
         return {}
-    whole = copy.deepcopy(model.augment)
-    if isinstance(whole, Augment):
-        whole.reach.fill_(1)
-        whole.shares.fill_(UNMEASURED)
-    return whole.describe(shape)
+    full_range = copy.deepcopy(model.augment)
+    if isinstance(full_range, Augment):
+        full_range.reach.fill_(1)
+        full_range.shares.fill_(UNMEASURED)
+    return full_range.describe(shape)

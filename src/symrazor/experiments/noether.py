@@ -292,9 +292,9 @@ def document(options: OfSeeds, name: str, rows: Sequence[Row], top: str | None =
         models[model]["seeds"] = {str(row["seed"]): _headline(row) for row in runs}
     results: Row = {"experiment": name, "small": options.small}
     results |= {"device": options.resolved_device}
-    first = [row for row in rows if top in (row["model"], None) and "error" not in row]
-    if first and (top is not None or len(rows) == 1):
-        results |= _headline(first[0])
+    shown_rows = [row for row in rows if top in (row["model"], None) and "error" not in row]
+    if shown_rows and (top is not None or len(rows) == 1):
+        results |= _headline(shown_rows[0])
     return results | {"models": models, "runs": list(rows)}
 
 
@@ -316,13 +316,13 @@ def _cells(row: Row) -> list[str]:
     start = [row["model"], str(row["seed"])]
     if "error" in row:
         return [*start, row["error"], *[""] * 9]
-    others = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
+    errors = [f"{k[:-4]} {v:.3g}" for k, v in row.items() if k in ("moved_mse", "wider_mse")]
     inside = row.get("parallelness", [])[: row.get("dimension", 0)]
     return [
         *start,
         *(f"{row[f'{key}_per_datum']:.3f}" for key in ("neg_elbo", "nll", "kl")),
         f"{row['test_mse']:.3g}",
-        ", ".join(others) or "none",
+        ", ".join(errors) or "none",
         cell(row.get("energy_drift"), ".2g"),
         cell(row.get("span")),
         f"{min(inside):.4f} to {max(inside):.4f}" if inside else "none",

@@ -158,8 +158,8 @@ def kepler_row(options: Options, seed: int) -> dict[str, Any]:
     measured = velocities(data, system.field(data.states) + KEPLER_NOISE**0.5 * noise)
     functions = Products(4, KEPLER_TERMS, {"1/r": inverse_distance})
     config = noether.with_options(config, options, seed)
-    known = (KEPLER_TERMS, KEPLER_KNOWN)
-    return functions_row(functions, known, (measured, test), config, system)
+    expected = (KEPLER_TERMS, KEPLER_KNOWN)
+    return functions_row(functions, expected, (measured, test), config, system)
 
 
 def functions_row(

@@ -134,7 +134,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     entries, rollouts = row["discovered"]["conserved"], row["rollouts"]
-    others = [error for name, error in rollouts.items() if name != row["simulator"]]
+    other_errors = [error for name, error in rollouts.items() if name != row["simulator"]]
     return [
         row["model"],
         str(row["seed"]),
@@ -143,6 +143,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "; ".join(entry["name"] or entry["formula"] for entry in entries) or "none",
         cell(min(row["recovered"], default=None), ".4f"),
         f"{rollouts[row['simulator']]:.3g}",
-        cell(min(others, default=None), ".3g"),
+        cell(min(other_errors, default=None), ".3g"),
         f"{row['seconds']:.0f}",
     ]

@@ -70,8 +70,8 @@ def check_figures(runs: Sequence[Run]) -> None:
         ValueError: A run is incomplete; the message names it.
     """
     for run in runs:
-        needed = ("epochs",) if "error" in run else ("epochs", *FIGURES)
-        missing = [name for name in needed if name not in run]
+        required = ("epochs",) if "error" in run else ("epochs", *FIGURES)
+        missing = [name for name in required if name not in run]
         if missing:
             raise ValueError(
                 f"The run of row {run['row']}, seed {run['seed']} lacks {', '.join(missing)}. "
@@ -249,8 +249,8 @@ def _settings(runs: Sequence[Run]) -> list[tuple[Any, Run, Run]]:
     for run in sorted(runs, key=lambda run: "reading" not in run):
         setting = _setting(run)
         learned = setting[2]
-        same = (known for known in settings_seen if known[:2] == setting[:2])
-        if not any(all(of[k] == learned[k] for k in of.keys() & learned) for *_, of in same):
+        variants = (seen for seen in settings_seen if seen[:2] == setting[:2])
+        if not any(all(of[k] == learned[k] for k in of.keys() & learned) for *_, of in variants):
             settings_seen.append(setting)
     return settings_seen
 
@@ -269,6 +269,6 @@ def _shares(shares: Sequence[Sequence[float]]) -> str:
     """Format the share of free paths by layer: mean over runs, with the range."""
     cells = []
     for layer in zip(*shares, strict=True):
-        least, most = (f"{100 * bound(layer):.0f}" for bound in (min, max))
-        cells.append(f"{100 * mean(layer):.0f}" + (f" ({least}-{most})" if least != most else ""))
+        low, high = (f"{100 * bound(layer):.0f}" for bound in (min, max))
+        cells.append(f"{100 * mean(layer):.0f}" + (f" ({low}-{high})" if low != high else ""))
     return " / ".join(cells)

@@ -55,8 +55,8 @@ class Options(OfOfficialData, OfSeeds):
 def turned(x: Tensor, seed: int) -> Tensor:
     """Rotate each image by 0, 90, 180 or 270 degrees."""
     turns = torch.randint(0, 4, (len(x),), generator=torch.Generator().manual_seed(seed))
-    every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
-    return every[turns, torch.arange(len(x))]
+    rotations = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
+    return rotations[turns, torch.arange(len(x))]
 
 
 def network(size: int, width: int) -> nn.Sequential:

@@ -152,15 +152,17 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         gap = max(row["evidence"] for row in ends) - min(rivals)
         accuracies = [row["accuracy"] for row in ends]
         spread = max(accuracies) - min(accuracies)
-        same = all(row["verdicts"] == ends[0]["verdicts"] for row in ends)
+        same_verdicts = all(row["verdicts"] == ends[0]["verdicts"] for row in ends)
         tested = ends[0].get("tested")
         images = None if tested is None else round(spread * tested / 100)
         settings = len({(row.get("epochs"), row.get("switch_off")) for row in ends})
         comparable = len(ends) > 1 and settings == 1
-        passed = comparable and gap <= MAX_GAP_NATS and same and spread <= MAX_SPREAD_PERCENT
+        passed = (
+            comparable and gap <= MAX_GAP_NATS and same_verdicts and spread <= MAX_SPREAD_PERCENT
+        )
         comparisons.append(
             {"task": task, "seed": seed, "start": start, "evidence_gap": gap}
-            | {"same_verdicts": same, "accuracy_spread": spread, "passed": passed}
+            | {"same_verdicts": same_verdicts, "accuracy_spread": spread, "passed": passed}
             | {"images_apart": images, "tested": tested}
             | {"starts": len(ends), "settings": settings}
         )

@@ -69,8 +69,8 @@ class OnVectors(GroupAction):
         _check_data(x.shape[-1] == self.group.size, f"[..., {self.group.size}]", x)
         if element.dim() == 1:
             return x[..., element.argsort().to(x.device)]
-        whole = not element.is_floating_point() or bool((element == element.round()).all())
-        if not whole and not (x.is_floating_point() or x.is_complex()):
+        is_integral = not element.is_floating_point() or bool((element == element.round()).all())
+        if not is_integral and not (x.is_floating_point() or x.is_complex()):
             raise ValueError(
                 f"A matrix with fractions needs floating-point data, got {x.dtype}. Use x.float()."
             )
@@ -214,8 +214,8 @@ class OnGrid(GroupAction):
         inexact = [g for g in elements if not self.is_exact(g)]
         for g in elements if inexact else ():
             destinations = self._sources(torch.linalg.inv(g))
-            last = torch.tensor(self.shape) - 1.5
-            stays = ((destinations >= 0.5) & (destinations <= last)).all(1).reshape(self.shape)
+            upper = torch.tensor(self.shape) - 1.5
+            stays = ((destinations >= 0.5) & (destinations <= upper)).all(1).reshape(self.shape)
             inside = (ball & stays).to(x)
             back = self.act(self.act(x, g), torch.linalg.inv(g))
             total += float(((back - x) * inside).square().sum())
@@ -292,9 +292,9 @@ def action_on(group: Group, shape: Sequence[int]) -> GroupAction:
 
 def _is_affine(group: Group) -> bool:
     """Return whether the last row of all elements is 0, ..., 0, 1."""
-    last = torch.eye(group.size, dtype=torch.float64)[-1]
-    flows = 0 * last if group.lie is None else group.lie.generators[:, -1]
-    return bool((group.discrete[:, -1] == last).all()) and not bool(flows.any())
+    bottom_row = torch.eye(group.size, dtype=torch.float64)[-1]
+    flows = 0 * bottom_row if group.lie is None else group.lie.generators[:, -1]
+    return bool((group.discrete[:, -1] == bottom_row).all()) and not bool(flows.any())
 
 
 def _moved(x: Tensor, source: Int[Tensor, " s"]) -> Tensor:

@@ -133,9 +133,9 @@ def so(n: int) -> Group:
     """Return the rotations of vectors in n >= 2 dimensions."""
     if check_positive_integer("n", n) < 2:
         raise ValueError(f"n must be at least 2, got {n}.")
-    known = {2: lie.so2, 3: lie.so3}
-    if n in known:
-        return Group.from_matrices(f"SO({n})", lie=known[n]())
+    algebras = {2: lie.so2, 3: lie.so3}
+    if n in algebras:
+        return Group.from_matrices(f"SO({n})", lie=algebras[n]())
     A = torch.zeros(n * (n - 1) // 2, n, n, dtype=torch.float64)
     for row, (i, j) in zip(A, itertools.combinations(range(n), 2), strict=True):
         row[i, j], row[j, i] = -1, 1
@@ -224,17 +224,17 @@ def _parsed(document: Any, default: str) -> Group:
     return Group.from_matrices(name, discrete, flows)
 
 
-def _rows(value: Any, depth: int, what: str) -> list[Any]:
+def _rows(value: Any, depth: int, name: str) -> list[Any]:
     """Check a list of permutations (depth 1) or of square matrices (depth 2) and return it."""
     if not isinstance(value, list) or not value:
         got = "an empty list" if value == [] else type(value).__name__
-        raise ValueError(f"{what} must be a list with at least one entry, got {got}.")
+        raise ValueError(f"{name} must be a list with at least one entry, got {got}.")
     if not isinstance(value[0], list):
-        raise ValueError(f"{what} must be a list of lists, got {str(value[0])[:40]} in row 0.")
+        raise ValueError(f"{name} must be a list of lists, got {str(value[0])[:40]} in row 0.")
     size = len(value[0])
     if not 1 <= size <= MAX_GROUP_SIZE:
         raise ValueError(
-            f"Rows of {what} must have 1 to {MAX_GROUP_SIZE} entries, got {size} in row 0."
+            f"Rows of {name} must have 1 to {MAX_GROUP_SIZE} entries, got {size} in row 0."
         )
     types: tuple[type, ...] = (int, float) if depth > 1 else (int,)
     for number, row in enumerate(value):
@@ -242,9 +242,9 @@ def _rows(value: Any, depth: int, what: str) -> list[Any]:
         square = isinstance(row, list) and len(row) == size
         if not square or not all(isinstance(line, list) and len(line) == size for line in lists):
             shape = f"{size} x {size} numbers" if depth > 1 else f"{size} numbers"
-            raise ValueError(f"Row {number} of {what} must have {shape}.")
+            raise ValueError(f"Row {number} of {name} must have {shape}.")
         for entry in itertools.chain(*lists):
             if type(entry) not in types or not abs(entry) <= 1e6:
                 kind, got = "numbers" if depth > 1 else "integers", repr(entry)[:40]
-                raise ValueError(f"Row {number} of {what} must contain {kind}, got {got}.")
+                raise ValueError(f"Row {number} of {name} must contain {kind}, got {got}.")
     return value

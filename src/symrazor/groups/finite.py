@@ -180,10 +180,10 @@ class FiniteGroup:
                 f"The generators of {name} must have finite order, but one changes volumes."
             )
         identity = torch.eye(matrices.shape[-1], dtype=torch.float64)
-        known = identity.reshape(1, -1)
+        found_elements = identity.reshape(1, -1)
 
         def find(products: Tensor) -> list[int]:
-            nonlocal known
+            nonlocal found_elements
             indices = []
             if not float(products.abs().max()) < MAX_ENTRY:
                 raise ValueError(
@@ -191,12 +191,12 @@ class FiniteGroup:
                     "without bound."
                 )
             for product in products.flatten(1):
-                distance = (known - product).abs().amax(1)
+                distance = (found_elements - product).abs().amax(1)
                 nearest = int(distance.argmin())
                 scale = max(1.0, float(product.abs().max()))
                 if float(distance[nearest]) > ELEMENT_TOLERANCE * scale:
-                    nearest = len(known)
-                    known = torch.cat([known, product.unsqueeze(0)])
+                    nearest = len(found_elements)
+                    found_elements = torch.cat([found_elements, product.unsqueeze(0)])
                 indices.append(nearest)
             return indices
 
@@ -231,11 +231,11 @@ class FiniteGroup:
     @cached_property
     def inverse(self) -> Int[Tensor, " g"]:
         """Index of the inverse of every element; ValueError if an element has none."""
-        both = (self.table == self.identity) & (self.table.T == self.identity)
-        without = (~both.any(1)).nonzero().flatten().tolist()
+        is_inverse = (self.table == self.identity) & (self.table.T == self.identity)
+        without = (~is_inverse.any(1)).nonzero().flatten().tolist()
         if without:
             raise ValueError(f"{self.names[without[0]]!r} of {self.name} has no inverse.")
-        return both.long().argmax(1)
+        return is_inverse.long().argmax(1)
 
     @property
     def space(self) -> int | None:
@@ -277,27 +277,27 @@ class FiniteGroup:
         if wrong:
             raise ValueError(f"Elements have indices 0 to {self.order - 1}, got {wrong}.")
         members = self._reached([self.identity], generators)
-        kept = torch.tensor(members)
+        member_index = torch.tensor(members)
         place = torch.full((self.order,), -1)
-        place[kept] = torch.arange(len(kept))
+        place[member_index] = torch.arange(len(member_index))
         return FiniteGroup(
-            name or f"subgroup of order {len(kept)} of {self.name}",
-            place[self.table[kept][:, kept]],
+            name or f"subgroup of order {len(member_index)} of {self.name}",
+            place[self.table[member_index][:, member_index]],
             tuple(self.names[a] for a in members),
             tuple(members.index(g) for g in generators),
-            None if self.permutations is None else self.permutations[kept],
-            None if self.matrices is None else self.matrices[kept],
+            None if self.permutations is None else self.permutations[member_index],
+            None if self.matrices is None else self.matrices[member_index],
         )
 
     def _reached(self, start: Sequence[int], generators: Sequence[int]) -> list[int]:
         """Return products of `start` with generators from the right, breadth first."""
         reached = [*dict.fromkeys(start)]
-        known = {*reached}
+        seen = {*reached}
         for a in reached:
             for g in generators:
                 product = int(self.table[a, g])
-                if product not in known:
-                    known.add(product)
+                if product not in seen:
+                    seen.add(product)
                     reached.append(product)
         return reached
 

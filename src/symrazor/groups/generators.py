@@ -114,8 +114,8 @@ def as_permutation(element: Tensor) -> Int[Tensor, " n"] | None:
     if sorted(p.tolist()) != list(range(len(p))):
         return None
     p = p.long()
-    same = element.dim() == 1 or torch.equal(permutation_matrix(p), element.double())
-    return p if same else None
+    is_permutation = element.dim() == 1 or torch.equal(permutation_matrix(p), element.double())
+    return p if is_permutation else None
 
 
 def grid_shape(shape: object) -> tuple[int, ...]:

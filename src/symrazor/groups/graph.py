@@ -114,8 +114,8 @@ class _Graph:
     def is_preserved_by(self, move: Int[Tensor, " n"]) -> bool:
         """Return whether a permutation preserves the kinds of edges and loops."""
         i, j = self.ends
-        same: Bool[Tensor, " e"] = self.kinds[move[i], move[j]] == self.kinds[i, j]
-        return bool(same.all()) and torch.equal(self.loops[move], self.loops)
+        keeps_kinds: Bool[Tensor, " e"] = self.kinds[move[i], move[j]] == self.kinds[i, j]
+        return bool(keeps_kinds.all()) and torch.equal(self.loops[move], self.loops)
 
 
 def _chain(graph: _Graph) -> list[tuple[Int[Tensor, " n"], int]]:
@@ -147,11 +147,11 @@ def _search(
     for _ in range(MAX_SEARCH_STEPS):
         if not waiting:
             return None
-        both, node, images = waiting[-1]
+        colourings, node, images = waiting[-1]
         if not images:
             waiting.pop()
             continue
-        fixed = both.clone()
+        fixed = colourings.clone()
         fixed[0, node] = fixed[1, images.pop()] = 2 * len(colours)
         left, right = fixed = graph.refined(fixed)
         if not torch.equal(left.sort()[0], right.sort()[0]):

@@ -291,8 +291,8 @@ def rotation2() -> LieAlgebra:
 
 def scale2() -> LieAlgebra:
     """Return scalings of the plane by the same factor in both directions; 3 x 3."""
-    both = affine2().generators[3:5].sum(0, keepdim=True)
-    return LieAlgebra(("scale",), (LOG_FACTOR,), both)
+    scaling = affine2().generators[3:5].sum(0, keepdim=True)
+    return LieAlgebra(("scale",), (LOG_FACTOR,), scaling)
 
 
 def se2() -> LieAlgebra:

@@ -86,8 +86,8 @@ class LastLayer:
         v = self.variances(phi)
         if len(self.noise):
             epistemic = v @ self.outputs.square().T * self.scale.square()
-            own = epistemic if self.averaged else torch.zeros_like(epistemic)
-            variance = self.noise * self.scale.square() + own
+            weight_variance = epistemic if self.averaged else torch.zeros_like(epistemic)
+            variance = self.noise * self.scale.square() + weight_variance
             return Prediction(f.double(), variance, epistemic.sqrt())
         logits = f.double()
         if self.averaged:

@@ -172,8 +172,8 @@ class ImageReader:
         self, maps: Callable[[Tensor], Tensor], radius: float, x: Tensor, amount: Tensor
     ) -> Tensor:
         """Return every image under the map of its own amount, inside of a disc."""
-        seen = sample_grid(x, maps(amount).unsqueeze(1), "border", self.out)
-        inside: Tensor = seen.squeeze(2) * self.window(radius)
+        moved = sample_grid(x, maps(amount).unsqueeze(1), "border", self.out)
+        inside: Tensor = moved.squeeze(2) * self.window(radius)
         return inside
 
     def zoom(self, x: Tensor, amount: Tensor) -> Tensor:

@@ -53,9 +53,9 @@ def check_labels(y: Tensor, classes: int, shape: tuple[int, ...]) -> None:
         )
     if not y.numel():
         raise ValueError("The batch is empty.")
-    least, most = (int(value) for value in y.aminmax())
-    if least < 0 or most >= classes:
-        wrong = least if least < 0 else most
+    lowest, highest = (int(value) for value in y.aminmax())
+    if lowest < 0 or highest >= classes:
+        wrong = lowest if lowest < 0 else highest
         raise ValueError(f"Labels must be between 0 and {classes - 1}, got {wrong}.")
 
 

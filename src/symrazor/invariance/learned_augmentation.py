@@ -128,9 +128,11 @@ class LearnedAugmentation:
         """Transformations over which all images are spread, but not those of one class."""
         pairs = [(self.spreads.of_all[name], s) for name, s in self.spreads.of_class.items()]
         return [
-            all_
-            for all_, one in pairs
-            if all_.is_open and not one.is_open and all_.amount >= DEPENDENCE * one.amount
+            of_all
+            for of_all, of_label in pairs
+            if of_all.is_open
+            and not of_label.is_open
+            and of_all.amount >= DEPENDENCE * of_label.amount
         ]
 
     @property

@@ -81,10 +81,12 @@ class LearnedGenerators:
     @property
     def verdict(self) -> str:
         """The generators in words."""
-        what = "The map is equivariant under" if self.is_equivariant else "Labels are unchanged by"
+        opening = (
+            "The map is equivariant under" if self.is_equivariant else "Labels are unchanged by"
+        )
         parts = []
         if self.algebra.dim:
-            parts.append(f"{what} {join_names(list(self.algebra.names))}.")
+            parts.append(f"{opening} {join_names(list(self.algebra.names))}.")
         elif not self.undecided:
             parts.append(f"No linear flow: none of {self.dimensions} directions is a symmetry.")
         if self.undecided:
@@ -313,10 +315,10 @@ def _named(learned: Float[Tensor, "k d d"]) -> LieAlgebra:
         if is_new and is_inside and len(chosen) < len(learned):
             chosen.append((name, unit, matrix))
             taken = torch.linalg.qr(torch.stack([m.flatten() for *_, m in chosen]).T)[0].T
-    rest = rows - rows @ taken.T @ taken
+    residual = rows - rows @ taken.T @ taken
     left = len(learned) - len(chosen)
-    other = torch.linalg.svd(rest)[2][:left].unflatten(1, (size, size)) if left else []
-    for matrix in other:
+    unnamed = torch.linalg.svd(residual)[2][:left].unflatten(1, (size, size)) if left else []
+    for matrix in unnamed:
         name, unit, scaled = _described(matrix)
         is_taken = name in [n for n, *_ in chosen]
         chosen.append((f"{name} ({len(chosen) + 1})" if is_taken else name, unit, scaled))

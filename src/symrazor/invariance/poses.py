@@ -88,8 +88,8 @@ class Windows:
         highest = log_densities.amax(1, keepdim=True)
         self.size, self.is_circle = log_densities.shape[1], uncovered is not None and uncovered < 1
         gap = round(uncovered * self.size) if uncovered is not None and self.is_circle else 0
-        whole = log_densities.new_ones(1, self.size)  # mass of the width itself
-        mass = torch.cat([(log_densities - highest).exp(), whole])
+        width_mass = log_densities.new_ones(1, self.size)  # mass of the width itself
+        mass = torch.cat([(log_densities - highest).exp(), width_mass])
         self.mass = F.pad(mass, (0, gap))
         self.class_masks = (y == y.unique().unsqueeze(1)).to(mass)  # only classes that occur
         self.constant = float(highest.sum())
@@ -278,13 +278,13 @@ def narrow_range_fails(
     one generator, in order, and `length` is the length of the windows in places.
     """
     x, y, within = x[:LABEL_CHECK_INPUTS], y[:LABEL_CHECK_INPUTS], (places.abs() <= 1).all(1)
-    whole, narrow, classes = [], [], y.unique()
+    full, narrow, classes = [], [], y.unique()
     for label in classes:
         energies = averaged_energies(model, x, label.expand_as(y), places)
         windows = energies.unfold(1, length, 1).logsumexp(2)
         narrow.append(windows[:, windows[y == label].sum(0).argmax()])
-        whole.append(energies[:, within.to(energies.device)].logsumexp(1))
-    correct = [classes[torch.stack(scores, 1).argmax(1)] == y for scores in (narrow, whole)]
+        full.append(energies[:, within.to(energies.device)].logsumexp(1))
+    correct = [classes[torch.stack(scores, 1).argmax(1)] == y for scores in (narrow, full)]
     lost = float(correct[1].double().mean() - correct[0].double().mean())
     return lost > MAX_LOST_LABELS
 

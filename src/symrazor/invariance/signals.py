@@ -72,9 +72,9 @@ class _OneWidth(Transformation):
         return {f"{self.label} ({self.unit})": shown}
 
 
-def _expect(x: Tensor, is_valid: bool, what: str) -> None:
+def _expect(x: Tensor, is_valid: bool, expected: str) -> None:
     if not is_valid:
-        raise ValueError(f"Inputs must be {what}, got {list(x.shape)}.")
+        raise ValueError(f"Inputs must be {expected}, got {list(x.shape)}.")
 
 
 class Brightness(_OneWidth):
@@ -151,8 +151,8 @@ class Noise(_OneWidth):
             return x + amount * torch.randn_like(x)
         generator = torch.Generator().manual_seed(0)
         fixed = torch.randn(NOISE_DRAWS, *x.shape[1:], generator=generator).to(x)
-        which = (0.5 * (points[:, 0].detach() + 1) * NOISE_DRAWS).long().clamp(0, NOISE_DRAWS - 1)
-        return x + amount * fixed[which.to(x.device)]
+        index = (0.5 * (points[:, 0].detach() + 1) * NOISE_DRAWS).long().clamp(0, NOISE_DRAWS - 1)
+        return x + amount * fixed[index.to(x.device)]
 
 
 class Jitter(Noise):

@@ -213,13 +213,13 @@ def measure_spread(
     merged = [
         [
             [torch.cat(parts) for parts in zip(*pair, strict=True)]
-            for pair in zip(*each, strict=True)
+            for pair in zip(*runs, strict=True)
         ]
-        for each in zip(*predictions, strict=True)
+        for runs in zip(*predictions, strict=True)
     ]
     of_class, of_all = (
-        {flow.name: _spread(flow, *merged[j][which]) for j, flow in enumerate(flows)}
-        for which in (0, 1)
+        {flow.name: _spread(flow, *merged[j][network]) for j, flow in enumerate(flows)}
+        for network in (0, 1)
     )
     return Spreads(of_class, of_all)
 
@@ -311,8 +311,8 @@ class _Training:
         """Return the cross-entropies with labels and without."""
         cell, amount = self.flows[flow].draw(len(index), generator)
         moved = self.flows[flow].move(self.x[index], amount)
-        both = self.network(moved, self.y[index], flow)
-        return torch.stack([F.nll_loss(f, cell) for f in both])
+        outputs = self.network(moved, self.y[index], flow)
+        return torch.stack([F.nll_loss(f, cell) for f in outputs])
 
     @torch.no_grad()
     def _keep_best(self, best: list[float]) -> None:
@@ -346,17 +346,17 @@ class _Training:
                     cell = (first + draw) % flow.bins
                     amount = flow.amounts(cell, torch.rand(len(index), generator=generator))
                 moved = flow.move(self.x[index], amount)
-                both = torch.stack(self.network(moved, self.y[index], j))
+                outputs = torch.stack(self.network(moved, self.y[index], j))
                 if flow.is_cyclic:
                     places = (torch.arange(flow.bins) + cell.unsqueeze(1)) % flow.bins
-                    both = both.gather(2, places.expand(2, -1, -1))
+                    outputs = outputs.gather(2, places.expand(2, -1, -1))
                     cell = torch.zeros_like(cell)
-                draws.append(both)
+                draws.append(outputs)
                 cells.append(cell)
             stacked, true = torch.stack(draws), torch.stack(cells)
             if flow.is_cyclic:
                 stacked, true = stacked.mean(0, keepdim=True).log_softmax(-1), true[:1]
-            results.append([(stacked[:, which].transpose(0, 1), true.T) for which in (0, 1)])
+            results.append([(stacked[:, network].transpose(0, 1), true.T) for network in (0, 1)])
         return results
 
 

@@ -221,10 +221,10 @@ class Flips(Choice):
     ) -> dict[str, float]:
         """Return the share of each axis, at most 1/2 since the standard side is unknown."""
         number = torch.arange(len(shares))
-        bits = [number.bitwise_right_shift(i) % 2 == 1 for i in range(len(self.axes))]
-        values = [float(shares.cpu()[bit].sum()) for bit in bits]
-        most = self.probability.value.detach().tolist()
-        return self._named([min(q, 1 - q, p) for q, p in zip(values, most, strict=True)])
+        is_moved = [number.bitwise_right_shift(i) % 2 == 1 for i in range(len(self.axes))]
+        values = [float(shares.cpu()[bit].sum()) for bit in is_moved]
+        probabilities = self.probability.value.detach().tolist()
+        return self._named([min(q, 1 - q, p) for q, p in zip(values, probabilities, strict=True)])
 
     def _named(self, values: Sequence[float]) -> dict[str, float]:
         names = {-1: "left-right flip", -2: "up-down flip"}

@@ -105,9 +105,9 @@ def fit_line(positions: Float[Tensor, " n"]) -> Window:
     steps = (torch.arange(WIDTHS, dtype=torch.float64) + 0.5) / WIDTHS
     width = torch.cat([steps, 1 + (1 - 2 * MIN_MEAN) * steps])
     error = torch.tensor(LINE_ERRORS, dtype=torch.float64)
-    seen = torch.minimum(width, 2 - 2 * MIN_MEAN - width).clamp(max=1 - MIN_MEAN)
-    share = (seen / width).view(-1, 1, 1)
-    density = share * _cell_probabilities(edges, seen, error)
+    visible = torch.minimum(width, 2 - 2 * MIN_MEAN - width).clamp(max=1 - MIN_MEAN)
+    share = (visible / width).view(-1, 1, 1)
+    density = share * _cell_probabilities(edges, visible, error)
     density[:, :, [0, -1]] += (1 - share) / 2
     prior = (-error / TYPICAL_LINE_ERROR).log_softmax(0)
     return _posterior(cells.bincount(minlength=LINE_CELLS), density, width, prior, None)
@@ -128,7 +128,7 @@ def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
 
 
 def _posterior(
-    counts: Tensor, density: Tensor, width: Tensor, error_prior: Tensor, whole: float | None
+    counts: Tensor, density: Tensor, width: Tensor, error_prior: Tensor, full_circle: float | None
 ) -> Window:
     """Return quantiles of the range; `whole` is the range of evenly distributed poses."""
     n, cells = counts.double(), counts.shape[0]
@@ -137,10 +137,10 @@ def _posterior(
     log_likelihood = TEMPER * (mixed.clamp(min=1e-12).log() @ n)
     by_width = (log_likelihood + error_prior).permute(1, 0, 2).flatten(1).logsumexp(1)
     posterior, values = by_width - math.log(len(outliers) * len(width)), width
-    if whole is not None:
+    if full_circle is not None:
         even = -TEMPER * n.sum() * math.log(cells) + math.log(WHOLE_PRIOR / (1 - WHOLE_PRIOR))
         posterior = torch.cat([posterior, even.view(1)])
-        values = torch.cat([width, width.new_tensor([whole])])
+        values = torch.cat([width, width.new_tensor([full_circle])])
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     places = torch.searchsorted(posterior.softmax(0).cumsum(0), levels)
     low, middle, high = values[places.clamp(max=len(values) - 1)].tolist()

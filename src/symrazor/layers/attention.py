@@ -109,8 +109,8 @@ def position_parameters(
     for name, module in model.named_modules():
         if isinstance(module, PositionAttention):
             prefix = f"{name}." if name else ""
-            found = {"absolute": effective.get(f"{prefix}absolute", 0.0)}
+            of_layer = {"absolute": effective.get(f"{prefix}absolute", 0.0)}
             for head in range(len(module.relative)):
-                found[f"head {head}"] = effective.get(f"{prefix}relative.{head}", 0.0)
-            result[name] = found
+                of_layer[f"head {head}"] = effective.get(f"{prefix}relative.{head}", 0.0)
+            result[name] = of_layer
     return result

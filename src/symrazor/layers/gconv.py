@@ -232,11 +232,11 @@ class GConv(FilterPath):
         mixed: Tensor = others[0].weight
         if self.kind == "depthwise-separable":
             mixed = others[1].weight * others[0].weight.transpose(0, 2)
-        whole = GroupFilter(self._fields(), 1, first.padding).to(mixed)
-        whole.weight.copy_(mixed)
-        assert whole.bias is not None
-        whole.bias.copy_(self.stages[-1].bias)  # type: ignore[arg-type]
-        return nn.Sequential(first.convolution(), whole.convolution())
+        full_filter = GroupFilter(self._fields(), 1, first.padding).to(mixed)
+        full_filter.weight.copy_(mixed)
+        assert full_filter.bias is not None
+        full_filter.bias.copy_(self.stages[-1].bias)  # type: ignore[arg-type]
+        return nn.Sequential(first.convolution(), full_filter.convolution())
 
 
 class SGConv(GConv):

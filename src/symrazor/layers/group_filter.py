@@ -179,9 +179,9 @@ class GroupFilter(ComputedFilter):
 
     def forward(self, x: Float[Tensor, "n c *size"]) -> Float[Tensor, "n d *size"]:
         """Convolve with the bank."""
-        whole, order = self.as_filter(), self.fields.group.order
-        if whole is not None:
-            return whole(x)
+        as_filter, order = self.as_filter(), self.fields.group.order
+        if as_filter is not None:
+            return as_filter(x)
         per_field = Filter(self.kernels(), None, self.padding, self.fields.blocks)
         y = swap_channels(per_field(swap_channels(x, order)), self.fields.outputs)
         if self.bias is None:

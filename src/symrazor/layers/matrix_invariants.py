@@ -23,10 +23,10 @@ def invariant_forms(group: Group) -> tuple[Float[Tensor, "l d"], Float[Tensor, "
 
     Both are orthonormal and in float64.
     """
-    d, one = group.size, invariant(group)
+    d, trivial = group.size, invariant(group)
     vector = defining(group)
-    linear = _orthonormal(equivariant_maps(vector, one).matrices().reshape(-1, d))
-    quadratic = equivariant_maps(vector * vector, one).matrices().reshape(-1, d, d)
+    linear = _orthonormal(equivariant_maps(vector, trivial).matrices().reshape(-1, d))
+    quadratic = equivariant_maps(vector * vector, trivial).matrices().reshape(-1, d, d)
     quadratic = _orthonormal(((quadratic + quadratic.mT) / 2).flatten(1))
     products = linear[:, None, :, None] * linear[None, :, None, :]
     symmetric = ((products + products.mT) / 2).reshape(-1, d * d)

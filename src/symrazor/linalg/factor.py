@@ -147,8 +147,8 @@ class Factor:
             self.parts, self.total = (), self.outer_products
 
     def _has_enough_rows(self) -> bool:
-        pending, enough = sum(map(len, self.parts)), ROWS_PER_FEATURE * self.features
-        threshold = enough if self.total is None else min(MAX_PENDING_ROWS, enough)
+        pending, rows_needed = sum(map(len, self.parts)), ROWS_PER_FEATURE * self.features
+        threshold = rows_needed if self.total is None else min(MAX_PENDING_ROWS, rows_needed)
         return pending > 0 and pending >= threshold
 
     @classmethod
@@ -315,17 +315,17 @@ def gram(rows: Float[Tensor, "*r k i"]) -> Float[Tensor, "k i i"]:
     if k > 1 or fold == 1 or len(flat) < 64 * fold:
         return _products(flat.transpose(0, 1))
     flat = flat.squeeze(1)
-    whole = len(flat) - len(flat) % fold
-    folded, tail = flat[:whole].reshape(-1, fold * i), flat[whole:]
+    folded_rows = len(flat) - len(flat) % fold
+    folded, tail = flat[:folded_rows].reshape(-1, fold * i), flat[folded_rows:]
     wide = (folded.T @ folded).view(fold, i, fold, i)
     return (torch.einsum("fifj->ij", wide) + tail.T @ tail).unsqueeze(0)
 
 
 def _gram_in_parts(rows: Float[Tensor, "r i"]) -> Float[Tensor, "1 i i"]:
-    whole = len(rows) - len(rows) % GPU_ROWS_PER_PRODUCT
-    parts = rows[:whole].view(-1, GPU_ROWS_PER_PRODUCT, rows.shape[1])
+    full_rows = len(rows) - len(rows) % GPU_ROWS_PER_PRODUCT
+    parts = rows[:full_rows].view(-1, GPU_ROWS_PER_PRODUCT, rows.shape[1])
     total = (parts.mT @ parts).sum(0, keepdim=True, dtype=torch.float64)
-    return total if whole == len(rows) else total + rows[whole:].T @ rows[whole:]
+    return total if full_rows == len(rows) else total + rows[full_rows:].T @ rows[full_rows:]
 
 
 def _products(x: Float[Tensor, "k r i"]) -> Float[Tensor, "k i i"]:

@@ -167,12 +167,12 @@ def _split_by_workspace(numbers: Sequence[int], jobs: Sequence["EigenJob"]) -> l
     calls, used = list[list[int]](), 0
     for number in numbers:
         k, d = jobs[number].shape
-        needed = k * workspace_bytes(d)
-        if not calls or used + needed > WORKSPACE_BYTES:
+        needed_bytes = k * workspace_bytes(d)
+        if not calls or used + needed_bytes > WORKSPACE_BYTES:
             calls.append([])
             used = 0
         calls[-1].append(number)
-        used += needed
+        used += needed_bytes
     return calls
 
 

@@ -181,8 +181,8 @@ class LowRankSolver(Solver):
         remaining = (diagonal - solution.F.square().sum(1)).clamp(min=0)
         remaining[self._chosen] = 0
         allowed = math.ceil(MAX_COLUMN_SHARE * len(diagonal)) - len(self._chosen)
-        wanted = min(max(FIRST_COLUMNS, min(len(self._chosen), MAX_ADDED_COLUMNS)), allowed)
-        count = min(wanted, int((remaining > 0).sum()))
+        proposed = min(max(FIRST_COLUMNS, min(len(self._chosen), MAX_ADDED_COLUMNS)), allowed)
+        count = min(proposed, int((remaining > 0).sum()))
         drawn = torch.multinomial(remaining.cpu(), count, generator=self._generator)
         drawn = drawn.to(remaining.device)
         self._chosen = torch.cat([self._chosen, drawn])

@@ -69,9 +69,9 @@ LEVELS = (Detail(24, 64, 150), Detail(12, 48, 80), Detail(8, 32, 40), Detail(4, 
 
 def visible_text(value: object, max_length: int = 2000) -> str:
     """Return a string with invisible, bidirectional and broken characters replaced."""
-    whole = str(value).encode("utf-8", "replace").decode()
-    shown = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", whole)
-    return shown if len(shown) <= max_length else f"{shown[:max_length]}..."
+    text = str(value).encode("utf-8", "replace").decode()
+    visible = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    return visible if len(visible) <= max_length else f"{visible[:max_length]}..."
 
 
 def clean(value: Any) -> Any:

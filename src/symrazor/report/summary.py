@@ -55,9 +55,9 @@ def short_table(question: Mapping[str, Any]) -> ShortTable:
 
 
 def _evidence(candidate: Mapping[str, Any]) -> str:
-    own = candidate["reading"]["evidence"]["log_evidence"]
+    of_reading = candidate["reading"]["evidence"]["log_evidence"]
     spread = candidate.get("spread")
-    text = f"{float(candidate.get('log_evidence', own)):z,.0f}"
+    text = f"{float(candidate.get('log_evidence', of_reading)):z,.0f}"
     return f"{text} ± {spread:,.0f}" if spread else text
 
 

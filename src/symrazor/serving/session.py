@@ -154,8 +154,8 @@ class Session:
     @property
     def _scale(self) -> Tensor:
         """Standard deviation of each column of the samples; 1 where it is 0 or unknown."""
-        few = len(self.samples) < 2
-        scale = torch.ones(self.shape) if few else self.samples.double().std(0)
+        has_no_spread = len(self.samples) < 2
+        scale = torch.ones(self.shape) if has_no_spread else self.samples.double().std(0)
         return torch.where(scale > 0, scale, 1.0)
 
     def _control(self, name: str) -> Control:
@@ -184,8 +184,8 @@ class Session:
         spread = predictions.epistemic if predictions.std is None else predictions.std
         rows = []
         for number, values in enumerate(predictions.values.tolist()):
-            own = [None] * count if spread is None else spread[number].tolist()
-            parts = zip(names, values, own, strict=True)
+            deviations = [None] * count if spread is None else spread[number].tolist()
+            parts = zip(names, values, deviations, strict=True)
             outputs = [{"name": n, "value": v, "spread": u} for n, v, u in parts]
             label = predictions.labels[number] if predictions.classes else None
             rows.append({"label": label, "outputs": outputs})
@@ -209,20 +209,20 @@ class Session:
 
     def _examples(self, dtype: torch.dtype) -> tuple[Tensor, list[str]]:
         """Return samples to start with: those of the report, else the first of the data file."""
-        found = []
+        examples = []
         for example in (self.entry.get("moved") or {}).get("examples") or ():
             inputs = example.get("inputs") or []
             if inputs:
                 name = example.get("label")
                 label = f"label {name}" if name is not None else "example"
-                found.append((label, inputs[len(inputs) // 2]))
+                examples.append((label, inputs[len(inputs) // 2]))
         worst = self.entry.get("worst") or {}
         for label, values in zip(
             worst.get("labels") or (), worst.get("inputs") or (), strict=False
         ):
-            found.append((f"label {label}", values))
+            examples.append((f"label {label}", values))
         samples = []
-        for label, values in found:
+        for label, values in examples:
             x = torch.tensor(values, dtype=dtype)
             x = x.unsqueeze(0) if x.ndim == len(self.shape) - 1 else x
             if tuple(x.shape) == self.shape:

@@ -100,9 +100,9 @@ def read_network(folder: Path) -> nn.Module:
             not fit the architecture.
     """
     file, weights = folder / ARCHITECTURE, folder / WEIGHTS
-    for needed in (file, weights):
-        if not needed.is_file():
-            raise ValueError(f"No such file: {needed}. It is needed to rebuild the network.")
+    for required in (file, weights):
+        if not required.is_file():
+            raise ValueError(f"No such file: {required}. It is needed to rebuild the network.")
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"{file}: larger than {MAX_BYTES:,} bytes. Save the run again.")
     try:
@@ -216,9 +216,9 @@ def _build_layer(kind: type[nn.Module], arguments: Any, where: str) -> nn.Module
                 f"{where} ({kind.__name__}): argument {name} must be {expected[name]}, with "
                 f"integers up to {MAX_INTEGER:,}, got {str(value)[:80]!r}."
             )
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    options = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     with torch.device("meta"):
-        return kind(**given)
+        return kind(**options)
 
 
 def _has_type(value: Any, kind: str) -> bool:
@@ -296,12 +296,12 @@ def _build_graph(root: nn.Module, steps: Any, where: str) -> nn.Module:
             )
         if target == "attribute" and (len(args) != 2 or args[1] not in ATTRIBUTES or kwargs):
             raise ValueError(f"{place}: the attribute must be one of {', '.join(ATTRIBUTES)}.")
-        given = tuple(_decode(value, nodes, place) for value in args)
+        values = tuple(_decode(value, nodes, place) for value in args)
         named = {
             _checked_name(key, place): _decode(value, nodes, place) for key, value in kwargs.items()
         }
         function: str | Callable[..., Any] = FUNCTIONS[target] if how == "function" else target
-        nodes.append(graph.create_node(_OPS[how], function, given, named))
+        nodes.append(graph.create_node(_OPS[how], function, values, named))
     if [node.op == "output" for node in nodes] != [False] * (len(nodes) - 1) + [True]:
         raise ValueError(f"{where}: there must be one output, as the last step.")
     graph.lint()

@@ -217,6 +217,6 @@ def pool_options(pool: nn.Module) -> list[int | Sequence[int]]:
 
 def adaptive_sizes(pool: nn.Module, size: Sequence[int]) -> list[int]:
     """Return the output size of an adaptive pool on a map of a size."""
-    wanted: Any = pool.output_size
-    values = list(wanted) if isinstance(wanted, Sequence) else [wanted] * len(size)
+    output_size: Any = pool.output_size
+    values = list(output_size) if isinstance(output_size, Sequence) else [output_size] * len(size)
     return [n if value is None else value for value, n in zip(values, size, strict=True)]

@@ -221,8 +221,8 @@ def _write_weights(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
 
 
 def _write_onnx(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ModuleNotFoundError(
             f"ONNX export needs the packages {', '.join(missing)}. Install them with: "

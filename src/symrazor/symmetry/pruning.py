@@ -242,23 +242,23 @@ def consumers_of(model: nn.Module) -> dict[str, list[str]]:
         name = str(node.target)
         if node.op != "call_module" or not isinstance(modules[name], Weighted):
             continue
-        found = _readers(node, modules)
+        readers = _readers(node, modules)
         is_single = calls.count(name) == 1 and getattr(modules[name], "groups", 1) == 1
-        if found and is_single and all(calls.count(reader) == 1 for reader in found):
-            consumers[name] = found
+        if readers and is_single and all(calls.count(reader) == 1 for reader in readers):
+            consumers[name] = readers
     return consumers
 
 
 def _readers(node: fx.Node, modules: Mapping[str, nn.Module]) -> list[str]:
     """Return the layers that read a node; [] if anything else does."""
-    found: list[str] = []
+    readers: list[str] = []
     pending = list(node.users)
     while pending:
         user = pending.pop()
         if user.op == "call_module":
             module = modules[str(user.target)]
             if isinstance(module, Weighted) and getattr(module, "groups", 1) == 1:
-                found.append(str(user.target))
+                readers.append(str(user.target))
                 continue
             passes = isinstance(module, THROUGH)
         elif user.op == "call_function":
@@ -268,7 +268,7 @@ def _readers(node: fx.Node, modules: Mapping[str, nn.Module]) -> list[str]:
         if not passes:
             return []
         pending += list(user.users)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(readers))
 
 
 def _select(

@@ -169,9 +169,9 @@ def relax(
         ValueError: if an option is invalid, the model does not run on the example input, contains
             BatchNorm, has no layer to relax, or bypasses its modules in the forward pass.
     """
-    single: object = groups
-    if isinstance(single, Group):
-        raise ValueError(f"groups must be a list: pass groups=[{single!r}].")
+    given_groups: object = groups
+    if isinstance(given_groups, Group):
+        raise ValueError(f"groups must be a list: pass groups=[{given_groups!r}].")
     custom = [group for group in groups if isinstance(group, Group)] if groups else []
     on_maps = isinstance(example_input, Tensor) and example_input.dim() > 3
     # Point groups on maps need translations too; `check_groups` says so.

@@ -129,8 +129,8 @@ def replace_modules(model: nn.Module, new: Mapping[int, Any]) -> nn.Module:
 
 def _group_norm(norm: BatchNorm) -> nn.GroupNorm:
     c = norm.num_features
-    most = max(1, min(MAX_GROUPS, c // MIN_CHANNELS_PER_GROUP))
-    groups = max(g for g in range(1, most + 1) if c % g == 0)
+    max_groups = max(1, min(MAX_GROUPS, c // MIN_CHANNELS_PER_GROUP))
+    groups = max(g for g in range(1, max_groups + 1) if c % g == 0)
     new = nn.GroupNorm(groups, c, eps=norm.eps, affine=norm.affine)
     new.weight, new.bias = norm.weight, norm.bias
     return new.train(norm.training)

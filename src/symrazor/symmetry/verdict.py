@@ -273,13 +273,13 @@ def layer_verdict(layers: Sequence[LayerReading], network: str | None = None) ->
 
 def _clause(kind: Kind, layers: Sequence[LayerReading]) -> str:
     of_kind = [layer for layer in layers if layer.kind == kind]
-    single = len(of_kind) == 1
+    is_single = len(of_kind) == 1
     names = _layer_names(kind, layers)
-    be, their = ("is", "its") if single else ("are", "their")
+    be, their = ("is", "its") if is_single else ("are", "their")
     groups = " or ".join(dict.fromkeys(layer.group or "" for layer in of_kind))
     errors = [layer.error for layer in of_kind if layer.error is not None]
     largest = max(errors)
-    exact = single or not largest or "below" in percent(largest)
+    exact = is_single or not largest or "below" in percent(largest)
     error = f"error {'' if exact else 'at most '}{percent(largest)}"
     free_share = percent_range([layer.free_share for layer in of_kind])
     free = f"free paths hold {free_share} of {their} effective parameters"
@@ -293,7 +293,7 @@ def _clause(kind: Kind, layers: Sequence[LayerReading]) -> str:
         case "borders":
             return f"{names} {be} {groups}-equivariant up to borders and strides ({error})"
         case "broken":
-            property_ = f"{'depends' if single else 'depend'} on position"
+            property_ = f"{'depends' if is_single else 'depend'} on position"
             if groups != TRANSLATION:
                 property_ = f"{be} not {groups}-equivariant"
             return f"{names} {property_} ({free}, error {percent_range(errors)})"

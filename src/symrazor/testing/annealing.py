@@ -335,9 +335,9 @@ def _log_mean(log_weights: PerChain) -> tuple[float, float]:
     groups = log_weights.reshape(-1, GROUP_SIZE).logsumexp(1) - math.log(GROUP_SIZE)
     n = len(groups)
     shares = groups.softmax(0)
-    whole = groups.logsumexp(0) - math.log(n)
+    log_mean = groups.logsumexp(0) - math.log(n)
     # Log mean without one group. A share of 1 up to rounding would give log 0.
-    left_out = whole + torch.log1p(-shares.clamp(max=1 - 1e-15)) + math.log(n / (n - 1))
-    estimate = n * whole - (n - 1) * left_out.mean()
+    left_out = log_mean + torch.log1p(-shares.clamp(max=1 - 1e-15)) + math.log(n / (n - 1))
+    estimate = n * log_mean - (n - 1) * left_out.mean()
     error = ((n - 1) / n * (left_out - left_out.mean()).square().sum()).sqrt()
     return float(estimate), float(error)

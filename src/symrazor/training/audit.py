@@ -130,9 +130,11 @@ class Audit:
             f"Audit of {self.n} samples",
             self._row("transformation", "error", "nats / sample"),
         ]
-        for found in self.symmetries:
-            cost = f"{found.cost:+.3f} ± {found.cost_error:.3f}"
-            lines.append(f"{self._row(found.name, f'{found.error:.1%}', cost)}  {found.verdict}")
+        for symmetry in self.symmetries:
+            cost = f"{symmetry.cost:+.3f} ± {symmetry.cost_error:.3f}"
+            lines.append(
+                f"{self._row(symmetry.name, f'{symmetry.error:.1%}', cost)}  {symmetry.verdict}"
+            )
         return "\n".join([*lines, self.verdict, *self.notes])
 
     @staticmethod
@@ -147,14 +149,14 @@ class Audit:
         """Write a self-contained HTML page, and return its path."""
         head = "<tr><th>transformation<th>layer<th>error<th>nats per sample<th>verdict</tr>"
         rows = []
-        for found in self.symmetries:
-            cost = f"{found.cost:+.3f} &plusmn; {found.cost_error:.3f}"
-            cells = (found.name, "whole network", f"{found.error:.1%}")
+        for symmetry in self.symmetries:
+            cost = f"{symmetry.cost:+.3f} &plusmn; {symmetry.cost_error:.3f}"
+            cells = (symmetry.name, "whole network", f"{symmetry.error:.1%}")
             escaped = "".join(f"<td>{html.escape(cell)}" for cell in cells)
-            rows.append(f"<tr>{escaped}<td>{cost}<td>{html.escape(found.verdict)}</tr>")
+            rows.append(f"<tr>{escaped}<td>{cost}<td>{html.escape(symmetry.verdict)}</tr>")
             rows += [
                 f"<tr><td><td>{html.escape(name)}<td>{error:.1%}<td><td></tr>"
-                for name, error in found.layers.items()
+                for name, error in symmetry.layers.items()
             ]
         style = (
             "body{font-family:sans-serif;max-width:60em;margin:2em auto}td,th{padding:.2em .8em}"
@@ -210,7 +212,7 @@ def audit(
     chosen = default_transformations(x) if transformations is None else transformations
     with eval_mode(model), torch.no_grad():
         calls = _calls(model, x_some)
-        found = [
+        symmetries = [
             SymmetryAudit(
                 name,
                 _error(model, x_some, elements),
@@ -219,7 +221,7 @@ def audit(
             )
             for name, elements in chosen.items()
         ]
-    result = Audit(len(x_some), found)
+    result = Audit(len(x_some), symmetries)
     if epochs:
         _compare_evidence(result, model, data, rule, (config or FitConfig()).change(epochs=epochs))
     return result
@@ -266,22 +268,22 @@ Call = tuple[str, Callable[[Tensor], Tensor], Tensor]
 def _calls(model: nn.Module, x: Tensor) -> list[Call]:
     """Return every module without children that maps positions, with the input it got."""
     leaves = {m: n for n, m in model.named_modules() if n and not next(m.children(), None)}
-    found: dict[str, Call] = {}
+    calls: dict[str, Call] = {}
 
     def record(module: nn.Module, args: tuple[Any, ...], y: object) -> None:
         name = leaves[module]
         is_map = len(args) == 1 and isinstance(args[0], Tensor) and args[0].dim() == x.dim()
-        if name in found or not is_map or not isinstance(y, Tensor):
+        if name in calls or not is_map or not isinstance(y, Tensor):
             return
         has_positions = math.prod(args[0].shape[2:]) > 1 and args[0].is_floating_point()
         if has_positions and y.dim() in (2, x.dim()) and len(y) == len(x):
-            found[name] = name, module, args[0].clone()
+            calls[name] = name, module, args[0].clone()
 
     with ExitStack() as stack:
         for module in leaves:
             stack.enter_context(module.register_forward_hook(record))
         model(x)
-    return list(found.values())
+    return list(calls.values())
 
 
 def _cost(
@@ -310,15 +312,15 @@ def _compare_evidence(
     except ValueError as error:
         result.notes.append(f"No evidence run: {error}")
         return
-    found = fit(relaxed, data, copy.deepcopy(rule), config=config)
+    relaxed_fit = fit(relaxed, data, copy.deepcopy(rule), config=config)
     if config.evidence_structure == AFFORDABLE:  # the same structure for both
-        structure = AUTO if found.evidence.is_exact else None
+        structure = AUTO if relaxed_fit.evidence.is_exact else None
         config = replace(config, evidence_structure=structure)
     without = fit(strict, data, copy.deepcopy(rule), config=config)
-    result.reading, result.epochs = str(found.reading), config.epochs
-    gain = found.evidence.log_evidence - without.evidence.log_evidence
+    result.reading, result.epochs = str(relaxed_fit.reading), config.epochs
+    gain = relaxed_fit.evidence.log_evidence - without.evidence.log_evidence
     result.free_path_gain = float(gain)
-    free = {name for g in free_groups(relaxed) for name in found.razor.prior.members(g)}
-    gamma = found.evidence.effective_parameters
+    free = {name for g in free_groups(relaxed) for name in relaxed_fit.razor.prior.members(g)}
+    gamma = relaxed_fit.evidence.effective_parameters
     total = sum(gamma.values())
     result.free_path_share = sum(gamma[name] for name in free) / total if total else 0.0

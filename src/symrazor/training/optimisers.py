@@ -324,7 +324,9 @@ class Muon(Optimizer):
         forms = [self.forms[number] for number in with_gradient]
         pairs = zip(forms, directions, strict=True)
         factors = polar_factors([form.to_blocks(direction) for form, direction in pairs])
-        moves = [partial(_move, *each) for each in zip(moved, forms, factors, lengths, strict=True)]
+        moves = [
+            partial(_move, *parts) for parts in zip(moved, forms, factors, lengths, strict=True)
+        ]
         run_on_streams(moves, [*factors, *lengths])
 
     def _directions(self, theta: list[nn.Parameter], prior: list[Tensor]) -> list[Tensor]:

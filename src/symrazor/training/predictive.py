@@ -106,9 +106,9 @@ def _sums_before(values: Tensor) -> Tensor:
 
 
 def _log_class_guess(y: Tensor, n_classes: int) -> Tensor:
-    seen = _sums_before(torch.nn.functional.one_hot(y, n_classes))
-    counts = seen.gather(1, y.unsqueeze(1)).squeeze(1)
-    return torch.log((counts + 1).double() / (seen.sum(1) + n_classes))
+    counts_before = _sums_before(torch.nn.functional.one_hot(y, n_classes))
+    counts = counts_before.gather(1, y.unsqueeze(1)).squeeze(1)
+    return torch.log((counts + 1).double() / (counts_before.sum(1) + n_classes))
 
 
 def _log_count_guess(y: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

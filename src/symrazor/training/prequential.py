@@ -223,9 +223,9 @@ def _fit_config(options: dict[str, Any]) -> FitConfig:
     return FitConfig(progress=False, evidence_structure=None).change(**options)
 
 
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+def _check_count(name: str, value: object, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")
 
 
 def _as_tensors(data: object) -> Tensors:

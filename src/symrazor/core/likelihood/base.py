@@ -210,10 +210,11 @@ def register_likelihood(name: str) -> Callable[[L], L]:
     """
 
     def register(likelihood: L) -> L:
-        other = LIKELIHOODS.get(name, likelihood)
-        if other.__qualname__ != likelihood.__qualname__:
+        registered = LIKELIHOODS.get(name, likelihood)
+        if registered.__qualname__ != likelihood.__qualname__:
             raise ValueError(
-                f"The likelihood name {name!r} belongs to {other.__qualname__}. Choose another."
+                f"The likelihood name {name!r} belongs to {registered.__qualname__}. "
+                "Choose another."
             )
         LIKELIHOODS[name] = likelihood
         return likelihood
@@ -249,8 +250,8 @@ def check_targets(f: Tensor, y: Tensor, name: str) -> None:
 def check_values(y: Tensor, wrong: Tensor, rule: str) -> None:
     """Raise ValueError with the first wrong label."""
     if bool(wrong.any()):
-        first = int(wrong.reshape(len(y), -1).any(1).nonzero()[0])
-        raise ValueError(f"{rule}, got {y[first].tolist()} at position {first} of the batch.")
+        position = int(wrong.reshape(len(y), -1).any(1).nonzero()[0])
+        raise ValueError(f"{rule}, got {y[position].tolist()} at position {position} of the batch.")
 
 
 @register_likelihood("categorical")

@@ -52,8 +52,8 @@ class PerPosition(Likelihood):
 
     def _dimension(self, f: Tensor) -> int:
         """Return the dimension of the k outputs."""
-        last = f.dim() == 3 if self.outputs is None else self.outputs == "last"
-        return -1 if last else 1
+        is_last = f.dim() == 3 if self.outputs is None else self.outputs == "last"
+        return -1 if is_last else 1
 
     def _rows(self, f: Tensor) -> Rows:
         """Return the outputs of all positions, one row each."""
@@ -73,8 +73,8 @@ class PerPosition(Likelihood):
         is_class = y.dim() == f.dim() - 1
         rows = y.reshape(-1) if is_class else self._rows(y)
         counts = rows != self.ignore
-        kept = torch.where(counts, rows, torch.zeros_like(rows))
-        return kept, (counts if is_class else counts.all(-1))
+        labels = torch.where(counts, rows, torch.zeros_like(rows))
+        return labels, (counts if is_class else counts.all(-1))
 
     def nll(self, f: Tensor, y: Tensor) -> Float[Tensor, " n"]:
         """Return the sum over the positions that count."""
@@ -97,13 +97,13 @@ class PerPosition(Likelihood):
 
     def n_columns(self, f: Tensor) -> int:
         """Return the number of columns of `hessian_root`."""
-        one = self._rows(f[:1])
-        return len(one) * self.each.n_columns(one[:1])
+        rows = self._rows(f[:1])
+        return len(rows) * self.each.n_columns(rows[:1])
 
     def probe_numbers(self, f: Tensor, samples: int) -> int:
         """Return the numbers of all positions."""
-        one = self._rows(f[:1])
-        return len(one) * self.each.probe_numbers(one[:1], samples)
+        rows = self._rows(f[:1])
+        return len(rows) * self.each.probe_numbers(rows[:1], samples)
 
     def sampled_root(
         self,

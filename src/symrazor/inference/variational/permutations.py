@@ -73,20 +73,20 @@ def hidden_units(
 
     Layers without a posterior, or with a point estimate, which fixes the order, raise ValueError.
     """
-    wanted = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
+    tensors = [(f"{first}.weight", 0), (f"{first}.bias", 0), (f"{second}.weight", 1)]
     for name in (f"{first}.weight", f"{second}.weight"):
         if name not in posteriors:
             raise ValueError(
                 f"{name!r} has no posterior. hidden=... must name two layers with posteriors "
                 f"among {', '.join(posteriors)}."
             )
-    points = [n for n, _ in wanted if n in posteriors and isinstance(posteriors[n], Point)]
+    points = [n for n, _ in tensors if n in posteriors and isinstance(posteriors[n], Point)]
     if points:
         raise ValueError(
             f"Point estimates of {points} fix the order of the hidden units. Give these tensors "
             "posteriors, or leave their layers out of hidden=...."
         )
-    return [(posteriors[name], dim) for name, dim in wanted if name in posteriors]
+    return [(posteriors[name], dim) for name, dim in tensors if name in posteriors]
 
 
 def _units(parts: Sequence[Part]) -> int:
@@ -98,14 +98,14 @@ def _units(parts: Sequence[Part]) -> int:
 
 
 def _orders(
-    h: int, most: int, generator: torch.Generator | None, q: GaussianPosterior
+    h: int, max_orders: int, generator: torch.Generator | None, q: GaussianPosterior
 ) -> Int[Tensor, "k h"]:
     """Return all permutations, or the identity and random ones if there are more than `most`."""
     device = q.mean.device
-    if math.factorial(h) <= most:
+    if math.factorial(h) <= max_orders:
         return torch.tensor(list(itertools.permutations(range(h))), device=device)
     place = generator.device if generator is not None else device
-    random = [torch.randperm(h, generator=generator, device=place) for _ in range(most - 1)]
+    random = [torch.randperm(h, generator=generator, device=place) for _ in range(max_orders - 1)]
     return torch.stack([torch.arange(h, device=place), *random]).to(device)
 
 
