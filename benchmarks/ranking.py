@@ -36,13 +36,12 @@ import torch
 from torch import nn
 
 import symrazor as sr
-from small_data import development, prepared
+from small_data import SERIES, development, prepared
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.symmetry.collapse import path_shares
 from symrazor.training.predictive import log_predictive
 
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar-10")
-SERIES = ("OSULeaf", "ArrowHead", "ItalyPowerDemand", "GunPoint")
 N_IMAGES = 300
 STEPS = 1500
 EVIDENCE_STEPS = 12

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import symrazor as sr
-from symrazor.layers.plain import convolutional, group_convolutional
+from symrazor.discovery.families import group_cnn
+from symrazor.layers.plain import convolutional
 from symrazor.layers.subsampling import Reduction, Subsample
 from symrazor.symmetry.relax import relax
 
@@ -65,7 +66,7 @@ def test_the_relaxed_network_is_shift_invariant_without_its_free_paths() -> None
 @pytest.mark.parametrize("group", ["p4", "p4m", "pm"])
 def test_the_group_network_is_invariant_to_turns_and_shifts(group: str, size: int) -> None:
     torch.manual_seed(0)
-    model, x = group_convolutional((2, size, size), 3, group, 8), torch.randn(6, 2, size, size)
+    model, x = group_cnn((2, size, size), 3, group, 8), torch.randn(6, 2, size, size)
     assert shift_error(model, x, small_shifts(2)) < 1e-4
     with torch.no_grad():
         y = model(x)
@@ -78,7 +79,7 @@ def test_the_group_network_is_invariant_to_turns_and_shifts(group: str, size: in
 
 def test_the_group_network_of_volumes_is_invariant_to_turns_and_shifts() -> None:
     torch.manual_seed(0)
-    model, x = group_convolutional((1, 9, 9, 9), 3, "O", 24), torch.randn(4, 1, 9, 9, 9)
+    model, x = group_cnn((1, 9, 9, 9), 3, "O", 24), torch.randn(4, 1, 9, 9, 9)
     with torch.no_grad():
         y = model(x)
         for moved in (x.rot90(1, (2, 3)), x.rot90(1, (3, 4)), x.roll((1, 2), (2, 4))):

@@ -35,9 +35,10 @@ from symrazor.dynamics.trajectories import Trajectories, observed_states, split
 Half = Literal["develop", "report", "all"]
 NOISE_LEVELS = (0.002, 0.02, 0.1)
 """Standard deviations of the noise, relative to the spread of each coordinate."""
-MAX_VARIATION = 0.02
+MAX_TRUE_VARIATION = 0.02
 """Largest fraction of the variance within noise-free trajectories of a quantity that is not false.
-"""
+
+The benchmark has a limit of its own, which does not follow that of the method."""
 ROLLOUTS, ROLLOUT_STEPS, MAX_RATIO = 20, 100, 1.1
 CHECK_SEED = 1_000_003
 """Added to the seed of a run for the noise-free trajectories that expose false quantities."""
@@ -197,7 +198,8 @@ def with_relative_noise(data: Trajectories, noise: float, seed: int) -> Trajecto
 def count_false(findings: Findings, clean: Trajectories) -> int:
     """Return how many quantities vary along noise-free trajectories by more than allowed."""
     return sum(
-        variation_within(quantity(clean.states.flatten(0, 1)).view(len(clean), -1)) > MAX_VARIATION
+        variation_within(quantity(clean.states.flatten(0, 1)).view(len(clean), -1))
+        > MAX_TRUE_VARIATION
         for quantity in findings.quantities
     )
 

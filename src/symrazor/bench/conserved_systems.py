@@ -269,18 +269,17 @@ def _vortices_start(count: int, generator: torch.Generator) -> Tensor:
     return torch.cat([centre[0] + radius * angle.cos(), centre[1] + radius * angle.sin()], 1)
 
 
-def _chaos(name: str, velocity: Any, low: Any, high: Any, dt: float) -> Case:
-    def field(x: Tensor) -> Tensor:
-        return torch.stack(velocity(*x.unbind(-1)), -1)
+def _field(velocity: Any) -> Any:
+    """Return the vector field of a function that takes and returns single coordinates."""
+    return lambda x: torch.stack(velocity(*x.unbind(-1)), -1)
 
-    return Case(name, 0, field, _uniform(low, high), dt, TRANSIENT, "chaotic")
+
+def _chaos(name: str, velocity: Any, low: Any, high: Any, dt: float) -> Case:
+    return Case(name, 0, _field(velocity), _uniform(low, high), dt, TRANSIENT, "chaotic")
 
 
 def _plane(name: str, velocity: Any, scales: tuple[float, float] = (1.0, 1.0)) -> Case:
-    def field(x: Tensor) -> Tensor:
-        return torch.stack(velocity(*x.unbind(-1)), -1)
-
-    return Case(name, 0, field, _normal(*scales), group="dissipative")
+    return Case(name, 0, _field(velocity), _normal(*scales), group="dissipative")
 
 
 def _driven(x: Tensor) -> Tensor:

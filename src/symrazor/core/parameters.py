@@ -107,6 +107,12 @@ def hyperparameters(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
+def hyperparameters_of(model: nn.Module, likelihood: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the hyperparameters of a model, and those of a likelihood as "likelihood:NAME"."""
+    noise = {f"likelihood:{name}": raw for name, raw in hyperparameters(likelihood).items()}
+    return {**hyperparameters(model), **noise}
+
+
 def weights(model: nn.Module) -> dict[str, nn.Parameter]:
     r"""Return the trainable weights $\theta$ by name: all parameters outside of `Hyper`s."""
     eta = {id(parameter) for parameter in hyperparameters(model).values()}

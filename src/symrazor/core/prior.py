@@ -18,7 +18,8 @@ from symrazor.core.validation import check_choice
 
 LOG_PRECISION_BOUNDS = (math.log(1e-8), math.log(1e12))
 
-_TINY = torch.finfo(torch.float64).tiny
+SMALLEST_POSITIVE = torch.finfo(torch.float64).tiny
+"""Lower bound of numbers whose logarithm is taken."""
 
 GroupRule = Literal["tensor", "scalar", "layer", "diagonal"]
 Groups = GroupRule | Mapping[str, Sequence[str]]
@@ -312,7 +313,7 @@ class GaussianPrior(Prior):
         self, gamma: Float[Tensor, " g"], squares: Float[Tensor, " g"]
     ) -> Float[Tensor, " g"]:
         r"""Return $\log \gamma / \lVert\theta\rVert^2$."""
-        return gamma.clamp(min=_TINY).log() - squares.clamp(min=_TINY).log()
+        return gamma.clamp(min=SMALLEST_POSITIVE).log() - squares.clamp(min=SMALLEST_POSITIVE).log()
 
     @torch.no_grad()
     def _group_squares(self, theta: Theta) -> Float[Tensor, " g"]:

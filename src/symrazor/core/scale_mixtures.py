@@ -24,11 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.core.prior import GaussianPrior, Groups, Theta
+from symrazor.core.prior import SMALLEST_POSITIVE, GaussianPrior, Groups, Theta
 from symrazor.core.validation import check_choice
 
 Family = Literal["student", "laplace", "horseshoe"]
-_TINY = torch.finfo(torch.float64).tiny
 
 
 class ScaleMixturePrior(GaussianPrior):
@@ -101,7 +100,7 @@ class ScaleMixturePrior(GaussianPrior):
             half = gamma - self.sizes - 1
             root = (half.square() + 4 * squares / s**2).sqrt()
             # The form without cancellation, as `half` is negative.
-            return (2 / s**2 / (root - half)).clamp(min=_TINY).log()
+            return (2 / s**2 / (root - half)).clamp(min=SMALLEST_POSITIVE).log()
         # squares s^2 d^2 + b d - (gamma + 1) = 0
         b = squares + s**2 * (1 - gamma)
         root = (b.square() + 4 * squares * s**2 * (gamma + 1)).sqrt()

@@ -27,10 +27,9 @@ from symrazor.core.parameters import hyperparameters
 from symrazor.experiments.options import Common
 from symrazor.experiments.results import table, write_json
 from symrazor.experiments.talk_figure import Results, draw
-from symrazor.inference.basis_models import BasisModel, Features, Fourier, Symmetrised
+from symrazor.inference.basis_models import F64, BasisModel, Features, Fourier, Symmetrised
 from symrazor.training.variational import fit_variational
 
-F64 = torch.float64
 NOISE = 0.2
 """Noise standard deviation. The lower bound keeps it fixed: it would explain all data by noise."""
 N_FEATURES = 300

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from symrazor.accelerate.devices import tf32
 from symrazor.accelerate.processes import broadcast_, max_over_processes, unwrap
 from symrazor.core.likelihood import Likelihood, as_likelihood, check_compatible
-from symrazor.core.parameters import copy_state, hyperparameters, weights
+from symrazor.core.parameters import copy_state, hyperparameters, hyperparameters_of, weights
 from symrazor.core.prior import Prior
 from symrazor.core.validation import check_positive_integer, replace_options
 from symrazor.curvature.coverage import check_mode, layers, verify
@@ -139,8 +139,7 @@ class Razor:
     @property
     def eta(self) -> dict[str, nn.Parameter]:
         """Hyperparameters of the network and the likelihood, without those of `prior`."""
-        noise = {f"likelihood:{k}": v for k, v in hyperparameters(self.likelihood).items()}
-        return {**hyperparameters(self.model), **noise}
+        return hyperparameters_of(self.model, self.likelihood)
 
     # The prior in the training of the weights.
 

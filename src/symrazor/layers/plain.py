@@ -1,7 +1,7 @@
 """Build simple networks of torch modules and of group convolutions.
 
-`convolutional`, `group_convolutional`, `fully_connected` and `perceptron` return networks with
-fresh weights from torch's global random state.
+`convolutional`, `fully_connected` and `perceptron` return networks with fresh weights from torch's
+global random state.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from symrazor.groups import Group, OnGrid
 from symrazor.layers.conv import CONVOLUTIONS
 from symrazor.layers.gconv import GConv, Kind
 from symrazor.layers.point_group import point_group
-from symrazor.layers.subsampling import GroupPool, Subsample
+from symrazor.layers.subsampling import Subsample
 
 MAX_CONVOLUTIONS = 3
 CONV_CHANNELS = {1: 16, 2: 8, 3: 4}
@@ -85,37 +85,25 @@ def ordinary_convolutional(
     return network.to(memory_format=torch.channels_last) if dims == 2 else network  # type: ignore[call-overload]
 
 
-def group_convolutional(
-    shape: Sequence[int], outputs: int, group: str | Group, width: int | None = None
-) -> nn.Module:
-    """Return `convolutional` with group convolutions, exactly invariant to a point group as well.
-
-    The linear layer acts on the mean over group elements, after the global pool. `relax` of a
-    `convolutional` network of the same width, with this group, contains this network.
-
-    Args:
-        shape: shape of one input, [channels, *size] in 2 or 3 dimensions, with equal sizes.
-        outputs: number of outputs.
-        group: rotations and reflections that map the grid to itself, see `GConv`.
-        width: channels of the first convolution, a multiple of the order of the group.
-
-    Raises:
-        ValueError: a group that does not fit the map or the width.
-    """
-    layers, channels = group_convolutions(shape, group, width)
-    pools = [_GLOBAL_POOLS[len(shape) - 1](1), nn.Flatten()]
-    order = point_group(group).order
-    head = nn.Linear(channels // order, outputs)
-    return nn.Sequential(*layers, *pools, nn.Sequential(GroupPool(order, "mean"), head))
-
-
 def group_convolutions(
     shape: Sequence[int],
     group: str | Group,
     width: int | None = None,
     kernels: Sequence[int] = (),
 ) -> tuple[list[nn.Module], int]:
-    """Return the layers of `group_convolutional` before the pool, and the channels of its maps."""
+    """Return group convolutions with pools in between, and the channels of their maps.
+
+    `relax` of a `convolutional` network of the same width, with this group, contains these layers.
+
+    Args:
+        shape: shape of one input, [channels, *size] in 2 or 3 dimensions, with equal sizes.
+        group: rotations and reflections that map the grid to itself, see `GConv`.
+        width: channels of the first convolution, a multiple of the order of the group.
+        kernels: sizes of the filters; by default `default_kernels(shape)`.
+
+    Raises:
+        ValueError: a group that does not fit the map or the width.
+    """
     size, kernels = tuple(shape[1:]), kernels or default_kernels(shape)
     channels, layers = _channels(shape, width, len(kernels)), list[nn.Module]()
     for (c_in, c_out), kernel in zip(channels, kernels, strict=True):

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from symrazor.core.likelihood import Gaussian, Likelihood, as_likelihood
-from symrazor.core.parameters import Hyper, hyperparameters, weights
+from symrazor.core.parameters import Hyper, hyperparameters_of, weights
 from symrazor.core.prior import GaussianPrior, PriorGroups
 from symrazor.data.batches import Input, batches, check_data_count, map_tensors
 from symrazor.inference.evidence import Evidence
@@ -126,8 +126,7 @@ class Variational(nn.Module):
     @property
     def eta(self) -> dict[str, nn.Parameter]:
         """Hyperparameters of the network and the likelihood that follow the gradient."""
-        noise = {f"likelihood:{k}": v for k, v in hyperparameters(self.likelihood).items()}
-        return {**hyperparameters(self.model), **noise}
+        return hyperparameters_of(self.model, self.likelihood)
 
     @property
     def layers(self) -> list[WeightLayer]:
