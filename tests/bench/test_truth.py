@@ -15,12 +15,14 @@ from symrazor.bench.truth import baselines
 from symrazor.bench.truth.check import Score, assumptions, oracle_margin
 from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
+from symrazor.bench.truth.official import mirrored_clothes
 from symrazor.bench.truth.result import goal_notes, whole_seeds
 from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import agreement, compare_range, score
-from symrazor.bench.truth.task import Task
+from symrazor.bench.truth.task import OFFICIAL, Draw, Task
 from symrazor.bench.truth.training import folds, negative_log_likelihood, train
 from symrazor.bench.truth.turned_pictures import bounded_angles, rotated_by
+from symrazor.data.transforms import resized
 from symrazor.groups import Group
 
 EVERY = truth.tasks()
@@ -428,3 +430,16 @@ def test_cross_validation_answers_small_tasks() -> None:
     assert {row.status for row in rows} <= {"right", "undecided"}
     assert {row.status for row in rows if row.task == "products"} == {"right"}
     assert all(row.regret is not None and row.regret < 0.1 for row in rows)
+
+
+def test_mirrored_clothes_are_exact_mirror_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the pixels of a mirrored picture, every second one, would show which it is."""
+    x, y = torch.rand(40, 1, 28, 28), torch.arange(10).repeat(4)
+    monkeypatch.setitem(OFFICIAL, "fashion-mnist", lambda folder, split: (x, y))
+    draw = Draw(30, "train", torch.Generator().manual_seed(0), 0, Path())
+    pictures, _ = mirrored_clothes(draw)
+    originals = resized(x, pictures.shape[-1])
+    both = torch.cat([originals, originals.flip(-1)]).flatten(1)
+    nearest = torch.cdist(pictures.flatten(1), both).min(1)
+    assert float(nearest.values.max()) < 1e-4
+    assert bool((nearest.indices < 40).any()) and bool((nearest.indices >= 40).any())
