@@ -176,7 +176,7 @@ def read_class_files(folder: Path) -> FileContents | None:
     """
     readers: list[tuple[tuple[str, ...], str | None, Callable[[Path], Array]]] = [
         ((".wav",), "series", _read_wav),
-        (VOLUME_SUFFIXES, None, _read_volume),
+        (VOLUME_SUFFIXES, None, read_volume),
     ]
     for suffixes, kind, read in readers:
         files_of = class_files(folder, suffixes)
@@ -218,12 +218,18 @@ def _read_wav(path: Path) -> Array:
 
 
 @reader
-def _read_volume(path: Path) -> Array:
+def read_volume(path: Path) -> Array:
     """Return the numbers of an NPY or NIfTI file, with slices first."""
     if path.suffix == ".npy":
         return read_npy(path)
     nibabel = optional("nibabel", "nifti", path)
-    image = nibabel.load(path)
+    logger = nibabel.imageglobals.logger  # it prints every repair of a header
+    level = logger.level
+    logger.setLevel("CRITICAL")
+    try:
+        image = nibabel.load(path)
+    finally:
+        logger.setLevel(level)
     reserve(2 * np.dtype(np.float64).itemsize * math.prod(image.shape), path)
     values = np.asarray(image.dataobj)
     return values.astype(values.dtype.newbyteorder("=")).T

@@ -23,6 +23,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,14 @@ TARGETS = (
         "resumes",
         "resumed_discoveries",
     ),
-    *("manifests", "tars"),
+    *("manifests", "tars", "parquet", "hdf5", "nifti"),
 )
+PACKAGES = {"parquet": "pyarrow", "hdf5": "h5py", "nifti": "nibabel"}
+"""Target -> the package that reads it; without the package it is skipped."""
 SLOW_TARGETS = {
     **{"npz": 2, "tensors": 2, "groups": 2, "checkpoints": 2, "networks": 8, "images": 16},
     **{"discoveries": 20, "resumes": 20, "fits": 40, "resumed_discoveries": 400},
+    **{"parquet": 3, "hdf5": 3, "nifti": 3},
 }
 """Targets that get fewer inputs, by this factor: an input takes 1 to 400 ms."""
 CASES = {
@@ -88,11 +92,17 @@ class Job:
         return shlex.join((self.module, *self.arguments))
 
 
+def absent() -> dict[str, str]:
+    """Return target -> the package that it lacks."""
+    return {name: package for name, package in PACKAGES.items() if find_spec(package) is None}
+
+
 def jobs(options: argparse.Namespace) -> list[Job]:
     """Return all work, divided into children."""
     work = []
-    weights = {name: 1 / SLOW_TARGETS.get(name, 1) for name in TARGETS}
-    for name in TARGETS if options.inputs else ():
+    targets = [name for name in TARGETS if name not in absent()]
+    weights = {name: 1 / SLOW_TARGETS.get(name, 1) for name in targets}
+    for name in targets if options.inputs else ():
         count = -int(-options.inputs * weights[name] // sum(weights.values()))
         chunk = max(1, FUZZ_CHUNK // SLOW_TARGETS.get(name, 1))
         for first in range(0, count, chunk):
@@ -312,6 +322,8 @@ def main() -> int:
     run(work, progress, options.jobs, options.minutes)
     rows = summarise(progress.done())
     show(rows)
+    for name, package in absent().items():
+        print(f"Not attacked: {name} files, because {package} is not installed.", file=sys.stderr)
     missing = [job for job in work if job.key not in progress.results]
     if options.json and progress.results:
         write_json(options.json, progress, missing)

@@ -220,6 +220,7 @@ def run_module(module: str, *arguments: str) -> dict[str, Any]:
     A crash is a failure.
     """
     environment = os.environ | {"SYMRAZOR_READ_BYTES": str(READ_BYTES), "OMP_NUM_THREADS": "1"}
+    environment |= {"ARROW_DEFAULT_MEMORY_POOL": "system"}  # the others reserve address space
     command = [sys.executable, "-m", "harness.child", module, *arguments]
     folder = Path(__file__).parents[1]
     done = subprocess.run(

@@ -39,6 +39,7 @@ from harness.stored import (
 )
 from harness.target import RUN_FILE, Target, normal
 from symrazor.data import download, read
+from symrazor.data.other_files import read_volume
 from symrazor.dynamics.trajectories import read_trajectories
 from symrazor.groups.constructors import from_file
 from symrazor.runs.config import read_config
@@ -157,6 +158,53 @@ def toml(folder: Path) -> Target:
     return Target("TOML", lambda f, _: read_config(f / "run.toml"), {"run.toml": mutate_text})
 
 
+def parquet(folder: Path) -> Target:
+    """Write a table with numbers and text."""
+    import pyarrow
+    from pyarrow import parquet as writer
+
+    columns = {"id": [f"r{k}" for k in range(40)], "a": normal(40), "b": [*range(20)] * 2}
+    table = pyarrow.table({**columns, "label": ["red", "blue"] * 20})
+    writer.write_table(table, folder / "d.parquet")
+    writer.write_table(table, folder / "g.parquet", compression="gzip", row_group_size=10)
+    files = ("d.parquet", "g.parquet")
+    return Target("Parquet", lambda f, name: read(f / name), dict.fromkeys(files, mutate_bytes))
+
+
+def hdf5(folder: Path) -> Target:
+    """Write data sets in one piece, and compressed in chunks."""
+    import h5py
+
+    for name, options in (("d.h5", {}), ("c.h5", {"chunks": (10, 3), "compression": "gzip"})):
+        with h5py.File(folder / name, "w") as file:
+            file.create_dataset("x", data=normal(40, 3), **options)
+            file["y"] = _labels()
+    files = ("d.h5", "c.h5")
+    return Target("HDF5", lambda f, name: read(f / name), dict.fromkeys(files, mutate_bytes))
+
+
+def nifti(folder: Path) -> Target:
+    """Write a volume, plain and gzipped; changes of the content are compressed again."""
+    import nibabel
+
+    names = ("a.nii", "b.nii.gz")
+    for name in names:
+        image = nibabel.Nifti1Image(normal(8, 8, 8).astype(np.float32), np.eye(4))
+        nibabel.save(image, folder / name)
+
+    def mutate(rng: random.Random, data: bytes) -> bytes:
+        is_gzipped = data.startswith(b"\x1f\x8b")
+        if not is_gzipped or rng.random() < 0.3:
+            return mutate_bytes(rng, data[:400]) + data[400:]
+        plain = gzip.decompress(data)
+        return gzip.compress(mutate_bytes(rng, plain[:400]) + plain[400:], 1)
+
+    def read_one(folder: Path, name: str) -> None:
+        read_volume(folder / name)
+
+    return Target("NIfTI", read_one, dict.fromkeys(names, mutate))
+
+
 def groups(folder: Path) -> Target:
     """Write a group of permutations and a group of matrices."""
     (folder / "p.json").write_text('{"name": "cycle", "permutations": [[1, 2, 3, 0]]}')
@@ -203,5 +251,6 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     for make in (
         *(npy, npz, idx, csv, cifar, images, tensors, sounds, trajectories, toml, groups, events),
         *(checkpoints, networks, discoveries, fits, resumes, resumed_discoveries, manifests, tars),
+        *(parquet, hdf5, nifti),
     )
 }
