@@ -53,9 +53,9 @@ lock: $(DEV_READY) ## write requirements-dev.lock: versions and hashes of the de
 	  --no-annotate --no-emit-index-url --extra dev --extra docs -c constraints.txt \
 	  --override .venv/no-torch.txt pyproject.toml -o requirements-dev.lock
 
-audit: $(DEV_READY) ## look for known holes in the locked packages; needs the network
+audit: $(DEV_READY) ## look for known holes in the locked packages; needs access to pypi.org
 	$(BIN)/python -m pip install pip-audit
-	$(BIN)/pip-audit --strict --require-hashes --disable-pip -r requirements-dev.lock $(ARGS)
+	$(BIN)/python tools/audit.py $(ARGS)
 
 bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four
 

@@ -43,6 +43,7 @@ TESTED_BY = {
     "core/choices.py": "cli/test_app.py",
     "core/errors.py": "curvature/test_coverage.py",
     "core/prior.py": "inference/test_razor.py",
+    "core/tensor_files.py": "core/test_files.py",
     "core/text.py": "core/test_files_reading.py",
     "core/version.py": "cli/test_app.py",
     "curvature/attention.py": "curvature/test_operations.py",

@@ -13,15 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
-from symrazor.core.files import (
-    check_writable_file,
-    locked,
-    parse_json,
-    reader,
-    with_sorted_metadata,
-    write_atomically,
-    write_tensors,
-)
+from symrazor.core.files import check_writable_file, locked, parse_json, reader, write_atomically
+from symrazor.core.tensor_files import with_sorted_metadata, write_tensors
 
 
 def test_files_are_written_atomically(tmp_path: Path) -> None:

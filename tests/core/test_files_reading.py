@@ -1,5 +1,6 @@
 """Files of strangers: one kind of error, one memory budget for each file."""
 
+import os
 import tracemalloc
 import zipfile
 from contextlib import suppress
@@ -133,6 +134,16 @@ def test_a_large_array_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert isinstance(array, np.memmap) and array.shape == (n, 1000)
     array[0] = 2.0
     assert float(read_npy(tmp_path / "x.npy")[0, 0]) == 1.0
+
+
+@pytest.mark.parametrize("name", ["x.csv", "a/0.png", "a/0.wav", "a/0.npy", "i/t-images-idx3"])
+def test_a_pipe_among_the_files_does_not_wait_forever(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "data" / name
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    source = file if name == "x.csv" else file.parents[name.count("/") - (name[0] == "i")]
+    with pytest.raises(ValueError, match=rf"{file.name} is a pipe or a device, not a file"):
+        read(source)
 
 
 def test_an_encrypted_archive_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Test Parquet, HDF5, .pt, WAV and NIfTI files, and the choice of columns."""
 
 import sys
+import tracemalloc
 import wave
 import zipfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,25 @@ def test_hdf5_files_are_read_alone(tmp_path: Path) -> None:
                 file.create_virtual_dataset("x", layout)
         with pytest.raises(ValueError, match=rf"{path.name}: x is .*Copy the data into the file"):
             read(path)
+
+
+def test_a_chunk_that_expands_beyond_its_size_is_refused(tmp_path: Path) -> None:
+    """HDF5 would allocate all of it."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        data = file.create_dataset("x", X.shape, "f8", chunks=X.shape, compression="gzip")
+        data.id.write_direct_chunk((0, 0), zlib.compress(bytes(64 << 20)))
+        file["y"] = Y
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"data.h5 is damaged: a chunk of x has more than 1,024"):
+        read(tmp_path / "data.h5")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    with h5py.File(tmp_path / "data.h5", "w") as file:  # checksums, shuffled bytes, another filter
+        options = {"chunks": (7, 2), "shuffle": True, "fletcher32": True}
+        file.create_dataset("x", data=X, compression="gzip", **options)
+        file.create_dataset("y", data=Y, compression="lzf", chunks=(9,))
+    assert np.array_equal(read(tmp_path / "data.h5").x.numpy(), X)
 
 
 def test_memory_of_compressed_files_is_limited(

@@ -52,3 +52,19 @@ def test_the_bill_of_materials_lists_what_symrazor_needs() -> None:
     assert not {"pytest", "onnx", "symrazor"} & names
     assert bill["metadata"]["component"]["name"] == "symrazor"
     assert bill == _tool("sbom").bill()
+
+
+def test_an_audit_without_advisories_says_that_nothing_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit = _tool("audit")
+    file = tmp_path / "answer.json"
+    assert "No such file" in audit.problem(file.as_uri())
+    for text, reason in (("<html>", "Expecting"), ('{"vulnerabilities": []}', "no advisories")):
+        file.write_text(text)
+        assert reason in audit.problem(file.as_uri())
+    monkeypatch.setattr(audit.problem, "__defaults__", (file.as_uri(),))
+    assert audit.main() == 2
+    assert "NOT CHECKED: no package was compared" in capsys.readouterr().err
+    file.write_text('{"vulnerabilities": [{"id": "CVE-2023-4863"}]}')
+    assert audit.problem(file.as_uri()) == ""

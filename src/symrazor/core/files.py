@@ -14,15 +14,12 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar
-
-from safetensors import SafetensorError
 
 from symrazor.core.errors import OtherRunError
 
@@ -114,25 +111,6 @@ def _lock(file: IO[bytes]) -> bool:
     except OSError:
         return False
     return True
-
-
-def write_tensors(path: Path, write: Callable[[], object]) -> None:
-    """Call a function of safetensors that writes a file; permissions follow the umask.
-
-    Raises:
-        OSError: the file cannot be written. safetensors itself raises an error with the code of
-            the system in its text, and creates files that only the owner can read.
-    """
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        write()
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
-    path.chmod(stat.S_IMODE(mode))
 
 
 def named(error: OSError, path: Path) -> OSError:
@@ -273,6 +251,12 @@ def is_system_error(error: Exception) -> bool:
     return isinstance(error, OSError) and bool(error.errno) and error.filename is not None
 
 
+def refuse_pipe(path: Path) -> None:
+    """Raise ValueError for a pipe, a socket or a device: reading it may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(f"{path} is a pipe or a device, not a file. Remove it, or copy it.")
+
+
 @contextmanager
 def reading(path: object) -> Iterator[None]:
     """Turn all errors into a ValueError that names the path; start a memory budget if needed.
@@ -282,6 +266,8 @@ def reading(path: object) -> Iterator[None]:
     """
     token = _left.set(budget()) if _left.get() is None else None
     try:
+        if isinstance(path, Path | str):
+            refuse_pipe(Path(path))
         yield
     except (ModuleNotFoundError, OtherRunError):
         raise
@@ -318,20 +304,6 @@ def _describe(error: Exception) -> str:
     text = str(error).strip().rstrip(".").splitlines()[:1]
     message = text[0][:300] if text else "damaged"
     return message if isinstance(error, ValueError) else f"{type(error).__name__}: {message}"
-
-
-def with_sorted_metadata(content: bytes) -> bytes:
-    """Return a safetensors file with sorted metadata, so that equal runs give equal bytes.
-
-    The library writes metadata in arbitrary order. A file is the length of its header in eight
-    bytes, the header as JSON (padded to a multiple of eight bytes), and the tensors.
-    """
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def is_locked_here(folder: Path) -> bool:

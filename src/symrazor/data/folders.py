@@ -15,7 +15,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from symrazor.core.files import is_system_error, reader, reserve
+from symrazor.core.files import is_system_error, reader, refuse_pipe, reserve
 from symrazor.data.arrays import FileContents, split_contents
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -114,6 +114,7 @@ class _BoundedFile(io.FileIO):
 @contextmanager
 def _opened(Image: Any, file: Path) -> Iterator[Any]:
     """Open an image; turn all errors of Pillow, which have no common class, into a ValueError."""
+    refuse_pipe(file)
     try:
         with _BoundedFile(file) as content, Image.open(content, formats=_FORMATS) as image:
             yield image

@@ -14,6 +14,7 @@ import math
 import pickle
 import wave
 import zipfile
+import zlib
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,10 @@ HDF5_SUFFIXES = (".h5", ".hdf5")
 VOLUME_SUFFIXES = (".npy", ".nii", ".nii.gz")
 _WAV_COPIES = 16
 """Memory of the samples while they are converted, in units of the size of the file."""
+_DEFLATE, _LZF = 1, 32_000
+"""Filters of HDF5 that compress."""
+_LZF_MAX_RATIO = 88
+_CHECKSUM_BYTES = 64
 _KEYS = ("x", "y", "x_test", "y_test", "t", "kind", "names")
 
 
@@ -112,8 +117,32 @@ def _read_data_set(data: Any, path: Path) -> Array:
         )
     chunk = math.prod(data.chunks or ()) * data.dtype.itemsize
     reserve(2 * (int(data.nbytes) + chunk), path)
+    if data.chunks:
+        _check_chunks(data, path)
     values = np.asarray(data)
     return values.astype(str) if values.dtype.kind == "O" else values
+
+
+def _check_chunks(data: Any, path: Path) -> None:
+    """Raise ValueError if a chunk expands beyond its size: HDF5 itself sets no limit."""
+    properties = data.id.get_create_plist()
+    filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
+    chunk = math.prod(data.chunks) * data.id.get_type().get_size() + _CHECKSUM_BYTES
+    for number in range(data.id.get_num_chunks()):
+        info = data.id.get_chunk_info(number)
+        if info.size > path.stat().st_size or filters.count(_DEFLATE) > 1:
+            raise ValueError(
+                f"{path} is damaged: {data.name[1:]} has a false chunk. Save it again."
+            )
+        reserve(_LZF_MAX_RATIO * info.size if _LZF in filters else 0, path)
+        is_deflated = _DEFLATE in filters and not info.filter_mask >> filters.index(_DEFLATE) & 1
+        if is_deflated:
+            _, content = data.id.read_direct_chunk(info.chunk_offset)
+            if len(zlib.decompressobj().decompress(content, chunk + 1)) > chunk:
+                raise ValueError(
+                    f"{path} is damaged: a chunk of {data.name[1:]} has more than {chunk:,} bytes. "
+                    "Save it again."
+                )
 
 
 def read_pt(path: Path) -> dict[str, Array]:

@@ -13,7 +13,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from symrazor.accelerate import processes
-from symrazor.core.files import remove, with_sorted_metadata, write_atomically
+from symrazor.core.files import remove, write_atomically
+from symrazor.core.tensor_files import with_sorted_metadata
 from symrazor.core.version import __version__
 from symrazor.groups.constructors import is_group_file
 from symrazor.inference.last_layer import UNCERTAINTY, last_layer_posterior, write_posterior

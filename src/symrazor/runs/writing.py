@@ -37,6 +37,7 @@ from symrazor.core.files import (
     locked,
     parse_json,
     reader,
+    refuse_pipe,
     remove,
     write_atomically,
 )
@@ -127,8 +128,7 @@ def inside(folder: Path, name: str) -> Path:
             f"{path} leads out of the run folder, to {path.resolve()}. Links and absolute names in "
             "a run folder are not followed. Remove it."
         )
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise ValueError(f"{path} is a pipe or a device, not a file. Remove it.")
+    refuse_pipe(path)
     return path
 
 

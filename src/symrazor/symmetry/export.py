@@ -42,7 +42,8 @@ from symrazor.accelerate.torch_internals import (
     local_parameters,
 )
 from symrazor.core.choices import Format
-from symrazor.core.files import named, remove, temporary_path, with_sorted_metadata, write_tensors
+from symrazor.core.files import named, remove, temporary_path
+from symrazor.core.tensor_files import with_sorted_metadata, write_tensors
 from symrazor.core.version import __version__
 from symrazor.data.batches import Input, call, map_tensors
 from symrazor.inference.last_layer import LastLayer, recorded_inputs

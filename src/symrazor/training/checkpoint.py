@@ -27,15 +27,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from symrazor.core.errors import OtherRunError
-from symrazor.core.files import (
-    flush,
-    named,
-    parse_json,
-    reader,
-    remove,
-    temporary_path,
-    write_tensors,
-)
+from symrazor.core.files import flush, named, parse_json, reader, remove, temporary_path
+from symrazor.core.tensor_files import write_tensors
 from symrazor.core.version import __version__
 from symrazor.data import TensorLoader
 from symrazor.data.streams import Column

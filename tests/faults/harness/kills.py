@@ -98,6 +98,7 @@ def _motion(trajectories: int, largest: float) -> Callable[[Path], None]:
 
 
 _DISCOVER = ("--epochs", "1", "--out", "run", "--quiet", "--no-invariances")
+_ONE_START = (*_DISCOVER, "--starts", "1")
 _TRAJECTORIES = ("--epochs", "2", "--out", "run", "--quiet")
 _FIT = ("fit", "run.toml", "--out", "run", "--quiet")
 CASES = {
@@ -111,10 +112,10 @@ CASES = {
             before=[_FIT],
         ),
         Case("discover vectors", ("discover", "data.npz", *_DISCOVER), _arrays(3)),
-        Case("discover images", ("discover", "data.npz", *_DISCOVER), _arrays(1, 8, 8)),
-        Case("discover series", ("discover", "data.csv", *_DISCOVER), _table("series")),
-        Case("discover sets", ("discover", "data.csv", *_DISCOVER), _table("sets")),
-        Case("discover volumes", ("discover", "data.npz", *_DISCOVER), _arrays(1, 6, 6, 6)),
+        Case("discover images", ("discover", "data.npz", *_ONE_START), _arrays(1, 8, 8)),
+        Case("discover series", ("discover", "data.csv", *_ONE_START), _table("series")),
+        Case("discover sets", ("discover", "data.csv", *_ONE_START), _table("sets")),
+        Case("discover volumes", ("discover", "data.npz", *_ONE_START), _arrays(1, 6, 6, 6)),
         Case("trajectories", ("discover", "t.npz", *_TRAJECTORIES), _motion(5, 1)),
         Case("equations", ("discover", "t.npz", *_TRAJECTORIES), _motion(40, 3)),
         Case(
