@@ -1,6 +1,7 @@
 """Say what would decide an undecided claim."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,16 @@ def test_scatter_over_starts_is_reduced_by_starts() -> None:
     assert 1 - probability_of(evidence, left_out) >= MIN_PROBABILITY
     assert f"--minutes {math.ceil(2 * ratio)}" in remedy(undecided, 2.0, 400)
     assert f"--starts {starts}" in remedy(undecided, None, 400)
+
+
+def test_starts_that_learned_nothing_are_counted_in_the_option() -> None:
+    undecided = claim(margin(0, 60, 30, 4), margin(1, 40, 12, 4), starts=2)
+    starts = decisive_starts(undecided)
+    assert starts is not None and f"--starts {starts}`" in remedy(undecided, None, 400)
+    with_failed = replace(undecided, failed=2)  # every second start counts
+    assert with_failed.origin == "2 starts of each network (2 more learned nothing)"
+    assert f"--starts {2 * starts}`" in remedy(with_failed, None, 400)
+    assert remedy(with_failed, 2.0, 400).count(f"--minutes {starts}`") == 1
 
 
 def test_scatter_over_samples_needs_data() -> None:

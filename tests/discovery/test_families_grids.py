@@ -9,9 +9,10 @@ from discover_data import some_data
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery.budget import Plan
-from symrazor.discovery.claims import Claim, Margin, describe_shifts
+from symrazor.discovery.claims import Claim, Margin
 from symrazor.discovery.comparison import Compared
 from symrazor.discovery.families import candidates_for, grid_family
+from symrazor.discovery.headlines import describe_shifts
 from symrazor.discovery.members import Comparison
 from symrazor.discovery.question import Question
 from symrazor.layers.path import is_symrazor_module

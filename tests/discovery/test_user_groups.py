@@ -16,9 +16,10 @@ from symrazor.data import dataset
 from symrazor.data.arrays import prepare
 from symrazor.discovery import digits
 from symrazor.discovery.api import analyse
-from symrazor.discovery.claims import Claim, Margin, describe_invariance
+from symrazor.discovery.claims import Claim, Margin
 from symrazor.discovery.digits import discover_digits
 from symrazor.discovery.families import candidates_for
+from symrazor.discovery.headlines import describe_invariance
 from symrazor.discovery.question import Options
 from symrazor.experiments.hidden_symmetry import ring
 from symrazor.groups import Group

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from symrazor.core.validation import counted, join_names
-from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, describe_invariance
+from symrazor.core.validation import join_names
+from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim
+from symrazor.discovery.headlines import describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
 from symrazor.discovery.question import MIN_LOG_ODDS, NEUTRAL, Family
@@ -221,21 +222,19 @@ class Answer:
 
     def _certainties(self) -> str:
         """Return how sure all claims are, in one sentence if all of them are stated."""
-        states = {(claim.starts, claim.holds is None) for claim in self.claims}
+        states = {(claim.starts, claim.failed, claim.holds is None) for claim in self.claims}
         if len(self.claims) < 2 or len(states) > 1 or self.claims[0].holds is None:
             return " ".join(map(self._certainty, self.claims))
         listed = join_names([f"{probability_text(c.probability)} ({c.name})" for c in self.claims])
-        starts = counted(self.claims[0].starts, "start")
-        return f"Probabilities: {listed}, from {starts} of each network."
+        return f"Probabilities: {listed}, from {self.claims[0].origin}."
 
     def _certainty(self, claim: Claim) -> str:
         """Return how sure a claim is; for an undecided one, what would decide it."""
         is_single = len(self.claims) == 1
         subject = "Probability" if is_single else f"{capitalize(claim.name)}: probability"
         probability = probability_text(claim.probability)
-        starts = counted(claim.starts, "start")
         if claim.holds is not None:
-            return f"{subject} {probability}, from {starts} of each network."
+            return f"{subject} {probability}, from {claim.origin}."
         remedy = self.remedies.get(claim.name, "")
         if claim.probability >= MIN_PROBABILITY:
             return remedy if is_single else f"Undecided for {claim.name}: {remedy}"
@@ -244,7 +243,7 @@ class Answer:
             known = "both answers are about equally probable"
         else:
             known = f"{self._leaning(claim)} ({probability})"
-        return f"What is known{about}: {known}, from {starts} of each network. {remedy}".strip()
+        return f"What is known{about}: {known}, from {claim.origin}. {remedy}".strip()
 
     def _leaning(self, claim: Claim) -> str:
         """Return the more probable answer, as a clause."""

@@ -46,9 +46,9 @@ from typing import Any, Literal
 
 import torch
 
-from symrazor.core.validation import join_names
+from symrazor.core.validation import counted
 from symrazor.discovery.members import Member, has_learned
-from symrazor.discovery.question import Symmetry, Wording
+from symrazor.discovery.question import Symmetry
 
 MIN_PROBABILITY, MAX_PROBABILITY = 0.95, 0.98
 """Probability from which a claim is stated, and the largest one: 50 claims of development tasks, of
@@ -110,9 +110,10 @@ class Claim:
         rival: the structure without the symmetry that decides.
         evidence: log evidence of the rival minus that of the structure with the symmetry.
         left_out: the same for the log likelihood of left-out samples; None if there are none.
-        starts: number of starts.
+        starts: number of starts that count.
         structure: the structure with the symmetry.
         reason: why it is undecided; "" if it is stated.
+        failed: number of further starts, which do not count because a network learned nothing.
     """
 
     name: str
@@ -124,6 +125,13 @@ class Claim:
     starts: int
     structure: str = ""
     reason: Reason = ""
+    failed: int = 0
+
+    @property
+    def origin(self) -> str:
+        """The number of starts behind the claim, in words."""
+        failed = f" ({self.failed} more learned nothing)" if self.failed else ""
+        return f"{counted(self.starts, 'start')} of each network{failed}"
 
     @property
     def leaning(self) -> bool:
@@ -168,6 +176,7 @@ def claim_of(
     evidence, left_out = margins[rival]
     p = probability_of(evidence, left_out)
     starts = len(_valid_starts(symmetric, by_name[rival]))
+    failed = len(set(symmetric) & set(by_name[rival])) - starts
     reason = _doubt(p, evidence, left_out, starts)
     if not reason and p > 0.5 and not has_learned(list(symmetric.values())):
         reason = "nothing learned"
@@ -181,6 +190,7 @@ def claim_of(
         starts,
         symmetry.structure,
         reason,
+        failed,
     )
 
 
@@ -271,11 +281,12 @@ def remedy(claim: Claim, minutes: float | None, samples: int) -> str:
         )
     starts = decisive_starts(claim)
     if starts is not None:
-        option = f"`--starts {starts}`"
+        trained = claim.starts + claim.failed
+        needed = math.ceil(trained * starts / claim.starts)
+        option = f"`--starts {needed}`"
         if minutes is not None:
-            total = math.ceil(minutes * starts / claim.starts)
-            option = f"`--minutes {total}`"
-        return f"About {starts} starts ({option}) decide it if further ones agree."
+            option = f"`--minutes {math.ceil(minutes * needed / trained)}`"
+        return f"About {needed} starts ({option}) decide it if further ones agree."
     factor = decisive_data(claim)
     if factor is None:
         return (
@@ -338,62 +349,3 @@ def _projected(
         TRAINING_ERRORS[kind] ** 2 + (SHARED_ERROR * mean) ** 2,
     )
     return replace(margin, mean=mean, standard_error=math.sqrt(sum(squares)))
-
-
-# Words
-
-AXES = ("horizontal", "vertical")
-IMAGE_WORDING = Wording(
-    "Translation-invariant: position does not matter.",
-    "Not translation-invariant: position matters.",
-    "whether position matters",
-)
-SERIES_WORDING = Wording(
-    "Invariant to shifts in time: it does not matter when something happens.",
-    "Not invariant to shifts in time: it matters when something happens.",
-    "whether it matters when something happens",
-    {r"\bon position\b": "on time"},
-)
-SET_WORDING = Wording(
-    "Permutation-invariant: the order of the points does not matter.",
-    "Not permutation-invariant: the order of the points matters.",
-    "whether the order of the points matters",
-    {r"\bS\d+-equivariant": "permutation-equivariant"},
-)
-VECTOR_WORDING = Wording(
-    "Linear: hidden layers do not improve the prediction.",
-    "Not linear: hidden layers improve the prediction.",
-    "whether hidden layers improve the prediction",
-)
-
-
-def describe_invariance(claims: Sequence[Claim]) -> str:
-    """Return a headline: the groups under which the labels are invariant, as far as decided."""
-    holds = [claim.name for claim in claims if claim.holds]
-    broken = [claim.name for claim in claims if claim.holds is False]
-    undecided = [claim.name for claim in claims if claim.holds is None]
-    if not holds and undecided:
-        question = f"whether the labels are invariant under {join_names(undecided, 'or')}"
-        return f"Undecided: the data do not show {question}."
-    if not holds:
-        return f"Not invariant under {join_names(broken, 'or')}."
-    others = f", not under {join_names(broken, 'or')}" if broken else ""
-    others += f"; undecided for {join_names(undecided)}" if undecided else ""
-    return f"Invariant under {join_names(holds)}{others}."
-
-
-def describe_shifts(claims: Sequence[Claim]) -> str:
-    """Return a headline: whether position matters, or only along one axis."""
-    first, *axes = claims
-    if first.holds is None:
-        return f"Undecided: the data do not show {IMAGE_WORDING.undecided}."
-    if first.holds:
-        return IMAGE_WORDING.invariant
-    free = [claim.name for claim in axes if claim.holds]
-    if len(free) != 1:
-        return IMAGE_WORDING.not_invariant
-    does_not, matters = AXES if free[0] == "x-translation" else AXES[::-1]
-    return (
-        f"Translation-invariant along one axis: the {does_not} position does not matter, the "
-        f"{matters} position matters."
-    )

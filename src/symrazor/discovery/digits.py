@@ -12,8 +12,8 @@ from symrazor.core.likelihood import Categorical
 from symrazor.data import Dataset, Tensors, digits, on_canvas
 from symrazor.discovery.answer import Answer
 from symrazor.discovery.api import answer_question
-from symrazor.discovery.claims import IMAGE_WORDING
 from symrazor.discovery.families import grid_family
+from symrazor.discovery.headlines import IMAGE_WORDING
 from symrazor.discovery.question import Family, Options, Question, Tell, UserGroup
 from symrazor.discovery.result import Discovery, QuestionResult
 from symrazor.training.options import FitConfig

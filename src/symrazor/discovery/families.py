@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from symrazor.data import Dataset
 from symrazor.data.shapes import plural, register_shape
-from symrazor.discovery.claims import (
+from symrazor.discovery.headlines import (
     IMAGE_WORDING,
     SERIES_WORDING,
     SET_WORDING,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from symrazor.core.validation import join_names
 from symrazor.data import Dataset
 from symrazor.data.shapes import plural
-from symrazor.discovery.claims import describe_invariance
+from symrazor.discovery.headlines import describe_invariance
 from symrazor.discovery.question import (
     Family,
     Structure,
