@@ -150,13 +150,13 @@ def test_of_nested_networks_with_equal_evidence_the_smaller_one_is_recommended(
             None,
             0.91,
             "Undecided: the data do not show whether position matters.",
-            "more probably, position does not matter (91 %), from 2 starts of each network. Wait.",
+            "More probably, position does not matter (91 %), from 2 starts of each network. Wait.",
         ),
         (
             None,
             0.52,
             "Undecided: the data do not show whether position matters.",
-            "both answers are about equally probable",
+            "Both answers are about equally probable",
         ),
     ],
 )

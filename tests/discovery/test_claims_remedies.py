@@ -82,3 +82,9 @@ def test_margins_of_opposite_sign_are_not_decided_by_more_data() -> None:
     undecided = claim(margin(0, -1000, 1, 12), margin(1, 400, 1, 5))
     assert undecided.probability < MIN_PROBABILITY
     assert "point in opposite directions" in remedy(undecided, 2.0, 400)
+
+
+def test_margins_near_zero_are_not_called_opposite() -> None:
+    undecided = claim(margin(0, 0, 4, 8), margin(1, 3, 3, 3))
+    assert decisive_starts(undecided) is None and decisive_data(undecided) is None
+    assert "show hardly any difference" in remedy(undecided, None, 400)

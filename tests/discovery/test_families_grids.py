@@ -9,10 +9,8 @@ from discover_data import some_data
 import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.discovery.budget import Plan
-from symrazor.discovery.claims import Claim, Margin
 from symrazor.discovery.comparison import Compared
 from symrazor.discovery.families import candidates_for, grid_family
-from symrazor.discovery.headlines import describe_shifts
 from symrazor.discovery.members import Comparison
 from symrazor.discovery.question import Question
 from symrazor.layers.path import is_symrazor_module
@@ -92,40 +90,6 @@ def test_every_network_is_exported_without_this_library(group: str | None) -> No
         with torch.no_grad():
             assert_close(plain(x), network(x), 1e-4)
         assert not any(type(m).__module__.startswith("symrazor") for m in plain.modules())
-
-
-def claim(name: str, holds: bool | None) -> Claim:
-    return Claim(name, holds, 0.99, "positional", Margin(0.0, 1.0), None, 3)
-
-
-@pytest.mark.parametrize(
-    ("translation", "x", "y", "headline"),
-    [
-        (True, True, True, "Translation-invariant: position does not matter."),
-        (None, True, True, "Undecided: the data do not show whether position matters."),
-        (False, None, False, "Not translation-invariant: position matters."),
-        (False, True, True, "Not translation-invariant: position matters."),
-        (
-            False,
-            True,
-            None,
-            "Translation-invariant along one axis: the horizontal position does not matter, the "
-            "vertical position matters.",
-        ),
-        (
-            False,
-            False,
-            True,
-            "Translation-invariant along one axis: the vertical position does not matter, the "
-            "horizontal position matters.",
-        ),
-    ],
-)
-def test_headlines(translation: bool | None, x: bool | None, y: bool | None, headline: str) -> None:
-    claims = [claim("translation", translation)]
-    if translation is False:
-        claims += [claim("x-translation", x), claim("y-translation", y)]
-    assert describe_shifts(claims) == headline
 
 
 @pytest.mark.parametrize(("gain", "names"), [(-1.0, 1), (0.0, 1), (3.0, 3)])

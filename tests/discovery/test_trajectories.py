@@ -175,7 +175,7 @@ def test_positions_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_states_without_times_are_one_apart(tmp_path: Path) -> None:
     states, _ = _oscillator()
     np.savez(tmp_path / "a.npz", states=states)
-    with pytest.warns(UserWarning, match=r"a.npz has no times; states are assumed to be 1 apart"):
+    with pytest.warns(UserWarning, match=r"a.npz has no times: states are assumed to be 1 apart"):
         discovery = sr.discover(tmp_path / "a.npz", epochs=2)
     assert discovery.dynamics.dt == 1
 
@@ -183,7 +183,7 @@ def test_states_without_times_are_one_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, t: (x[..., :1], t), "has one coordinate, which is not the whole state"),
+        (lambda x, t: (x[..., :1], t), "has one coordinate, but the state"),
         (lambda x, t: (np.where(np.arange(8)[:, None] == 5, np.inf, x), t), "trajectory 0, row 5"),
         (lambda x, t: (np.nan * x, t), "all are missing"),
         (lambda x, t: (x, t[::-1].copy()), "row 0 and row 1: times must increase"),

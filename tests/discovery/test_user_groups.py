@@ -16,10 +16,8 @@ from symrazor.data import dataset
 from symrazor.data.arrays import prepare
 from symrazor.discovery import digits
 from symrazor.discovery.api import analyse
-from symrazor.discovery.claims import Claim, Margin
 from symrazor.discovery.digits import discover_digits
 from symrazor.discovery.families import candidates_for
-from symrazor.discovery.headlines import describe_invariance
 from symrazor.discovery.question import Options
 from symrazor.experiments.hidden_symmetry import ring
 from symrazor.groups import Group
@@ -126,29 +124,6 @@ def test_as_many_outputs_as_positions() -> None:
     )
     kept = next(c for c in discovery.candidates if c.name == "Z6")
     assert kept.fit.reading.equivariance_error["Z6"] < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("holds", "expected"),
-    [
-        ((False,), "Not invariant under a."),
-        ((False, False), "Not invariant under a or b."),
-        ((True, True), "Invariant under a and b."),
-        ((False, True), "Invariant under b, not under a."),
-        ((None, True), "Invariant under b; undecided for a."),
-        (
-            (None, False),
-            "Undecided: the data do not show whether the labels are invariant under a.",
-        ),
-    ],
-)
-def test_headlines_name_the_groups(holds: tuple[bool | None, ...], expected: str) -> None:
-    margin = Margin(0.0, 1.0)
-    claims = [
-        Claim(name, held, 0.9, "relaxed", margin, None, 3)
-        for name, held in zip("ab", holds, strict=False)
-    ]
-    assert describe_invariance(claims) == expected
 
 
 def test_an_unfinished_run_is_not_resumed_with_another_group(tmp_path: Path) -> None:

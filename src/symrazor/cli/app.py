@@ -36,9 +36,9 @@ COMMANDS = {
     "report": "Print the verdict of a run again, and write its report.",
     "export": "Write the network of a run as .pt2, .safetensors or .onnx file.",
     "predict": "Predict classes or targets, with their uncertainty, with the network of a run.",
-    "serve": "Try the network of a run in a browser: drop files, move examples by hand.",
+    "serve": "Try the network of a run in a browser.",
     "data": "List official data sets, or download one.",
-    "bench": "Measure run time, memory and answers against known ones.",
+    "bench": "Measure run time and memory, and compare answers with known ones.",
     "experiment": "Reproduce a table or figure of a paper.",
     "completion": "Print the completion script for a shell.",
     "version": "Print the version.",
@@ -169,7 +169,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _message(error: Exception) -> str:
     if isinstance(error, MemoryError) or _is_out_of_memory(error):
-        return f"Not enough memory. {str(error)[:200]} Use fewer data, or end other programs."
+        return f"Not enough memory. {str(error)[:200]} Use less data, or close other programs."
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     place = f": {error.filename}" if error.filename is not None else ""

@@ -28,11 +28,11 @@ class Arguments:
     Args:
         name: name of the benchmark.
         json_file: write the rows to this file.
-        rounds: interleaved repetitions; medians are reported.
+        rounds: number of repetitions; medians are reported.
         alphas: widths of the network with eight convolutions (evidence only).
-        paddings: padding modes of its convolutions (evidence only).
+        paddings: padding modes of these convolutions (evidence only).
         structures: measure EKFAC and the kernel form instead of the estimators (evidence only).
-        growth: also measure the cost by number of samples and outputs (evidence only).
+        growth: also measure how the cost grows with samples and outputs (evidence only).
         probes: also measure the errors of the Monte Carlo estimators (evidence only).
         device: cpu or cuda (fit and truth).
         noise: noise levels, relative to the spread of each coordinate (conserved only).
@@ -42,11 +42,11 @@ class Arguments:
         methods: methods to run (truth only).
         tasks: names of tasks; by default all of the half (truth only).
         minutes: time of `discover` for each task (truth only).
-        time: what minutes count: CPU time of one thread, or wall time (truth only).
+        time: clock of `minutes`: CPU time of one thread, or wall time (truth only).
         jobs: number of processes with one thread each (conserved and truth).
         small: run few tasks with little time (truth only).
         data: folder with mnist, fashion-mnist and cifar-10, which some tasks need (truth only).
-        resume: skip runs whose rows the JSON file has (conserved and truth).
+        resume: continue the JSON file: skip the runs that it contains (conserved and truth).
         quiet: print nothing; use with --json.
     """
 

@@ -49,28 +49,31 @@ class Arguments:
 
     Args:
         data: a table (.csv, .tsv, .parquet), arrays (.npz, .npy, .h5, .pt), IDX or CIFAR files, or
-            a folder of images, .wav, .nii or .npy files; default: embedded digits.
-        minutes: training time of all networks together (default: 2; digits: no limit).
+            a folder of images, .wav, .nii or .npy files; without it, the embedded digits.
+        minutes: time for everything (default: 2; no limit for the embedded digits). With --epochs,
+            it only limits the learned invariances and the cost of an exact evidence.
         out: run folder for numbers, report, figures and network; if not given, the first of
             run, run-2, ... without another run.
-        overwrite: delete a run in the run folder first.
+        overwrite: delete the run that is in the run folder, and start anew.
         report: also write the report to this file.
         json_file: also write all numbers to this file.
         groups: symmetries to relax, such as p4, p4m, O, permutation, cyclic, or .json files.
         kind: kind of the inputs: image, volume, series, set, vector or trajectory; series-last for
             series [n, time, channels].
-        task: classification or regression; recognised by the labels if not given.
+        task: classification or regression; by default recognised from the labels.
         columns: columns of a table to use as inputs; by default all but the label.
         group_column: column of a table that says which rows belong together, such as the patient;
             they stay on one side of every split.
-        header: whether the first row of a CSV file names the columns, if that is not clear.
+        header: whether the first row of a CSV file has the names of the columns.
         seed: seed of splits, initial weights and shuffling.
         device: auto, cpu or cuda.
-        epochs: epochs of each start of each network; replaces --minutes.
-        starts: starts of each network; more follow where the decision is close.
+        epochs: epochs of each start of each network, in place of a time limit; makes the result
+            reproducible.
+        starts: number of starts of each network: trainings with different initial weights. With a
+            time limit, more follow while the answer is undecided.
         invariances: learn invariances of images also with --epochs.
         no_invariances: do not learn invariances of images.
-        positions: trajectories are positions only; estimate momenta by finite differences.
+        positions: the trajectories are positions; estimate momenta by finite differences.
         verbose: also print the evidence, the layers, and a table with all numbers.
         quiet: print only the verdict.
     """

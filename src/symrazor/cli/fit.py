@@ -61,7 +61,7 @@ def fit_command(default: RunConfig) -> Callable[..., None]:
             file: configuration, NAME.toml; without it, the options below are used.
             config: entries of the configuration; they override those of the file.
             out: run folder; if not given, the first of run, run-2, ... without another run.
-            overwrite: delete a run in the run folder first.
+            overwrite: delete the run that is in the run folder, and start anew.
             resume: resume the run in the run folder, with its own configuration.
             trust_code: let --resume run code that the configuration in the run folder names.
             json_file: write all numbers to this file.

@@ -52,7 +52,7 @@ def export(
         out: file to write; by default RUN/network, or RUN/plain if that name is taken by the run.
         question: name of the question, if the run has several.
         uncertainty: add the standard deviation of the predictions as a second output; the first
-            is then probabilities in place of logits.
+            output is then the probabilities, in place of logits.
         trust_code: run the code that RUN/config.toml names, if the network needs it.
         json_file: write name and size of the file to this file.
         quiet: print nothing.

@@ -98,7 +98,7 @@ def check_output(file: Path | None, *inputs: Path | None) -> None:
         return
     for source in inputs:
         if source is not None and source.exists() and file.samefile(source):
-            raise ValueError(f"{file} is read and would be overwritten. Choose another file.")
+            raise ValueError(f"{file} is an input and would be overwritten. Choose another file.")
 
 
 def write_json(file: Path | None, value: Any) -> None:

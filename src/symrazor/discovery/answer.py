@@ -238,12 +238,12 @@ class Answer:
         remedy = self.remedies.get(claim.name, "")
         if claim.probability >= MIN_PROBABILITY:
             return remedy if is_single else f"Undecided for {claim.name}: {remedy}"
-        about = "" if is_single else f" about {claim.name}"
         if claim.probability < 0.6:
-            known = "both answers are about equally probable"
+            balance = "both answers are about equally probable"
         else:
-            known = f"{self._leaning(claim)} ({probability})"
-        return f"What is known{about}: {known}, from {claim.origin}. {remedy}".strip()
+            balance = f"{self._leaning(claim)} ({probability})"
+        balance = balance if is_single else f"for {claim.name}, {balance}"
+        return f"{capitalize(balance)}, from {claim.origin}. {remedy}".strip()
 
     def _leaning(self, claim: Claim) -> str:
         """Return the more probable answer, as a clause."""

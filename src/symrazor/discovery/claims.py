@@ -268,7 +268,7 @@ def remedy(claim: Claim, minutes: float | None, samples: int) -> str:
         samples: training samples of the run.
     """
     if claim.reason == "one start":
-        return "One start has no scatter to compare with: run with `--starts 3`."
+        return "One start does not show how much results vary: run with `--starts 3`."
     if claim.reason == "nothing learned":
         return (
             "The network that has the symmetry predicts left-out data no better than a guess. "
@@ -286,18 +286,23 @@ def remedy(claim: Claim, minutes: float | None, samples: int) -> str:
         option = f"`--starts {needed}`"
         if minutes is not None:
             option = f"`--minutes {math.ceil(minutes * needed / trained)}`"
-        return f"About {needed} starts ({option}) decide it if further ones agree."
+        return f"About {needed} starts ({option}) would decide it if the further ones agree."
     factor = decisive_data(claim)
     if factor is None:
+        margins = (
+            f"the evidence ({claim.evidence} nats) and the left-out data ({claim.left_out} nats)"
+        )
+        is_split = claim.left_out is not None and claim.evidence.z * claim.left_out.z < 0
+        reason = "point in opposite directions" if is_split else "show hardly any difference"
         return (
-            f"More data of this kind would not decide it: the evidence ({claim.evidence} nats) and "
-            f"the left-out data ({claim.left_out} nats) point in opposite directions. Check with "
+            f"More data of this kind would not decide it: {margins} {reason}. Check with "
             "`sr.prequential`."
         )
     samples_needed = int(float(f"{factor * samples:.1e}"))  # two digits
     return (
         f"About {samples_needed:,} training samples, {factor:.2g} times as many, "
-        "decide it if the difference per sample stays the same. More time alone is unlikely to."
+        "would decide it if the difference per sample stays the same. More time alone would "
+        "probably not."
     )
 
 

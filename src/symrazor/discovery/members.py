@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from symrazor.core.likelihood import Categorical, Gaussian, Likelihood
 from symrazor.core.parameters import copy_state, eval_mode
+from symrazor.core.validation import join_names
 from symrazor.data import TensorLoader, Tensors
 from symrazor.discovery.budget import (
     MAX_LEFT_OUT,
@@ -327,7 +328,8 @@ def continue_from_(
     missing = model.load_state_dict(state["model"], strict=False)
     if missing.unexpected_keys:
         raise ValueError(
-            f"The network does not contain the one it starts from: no {missing.unexpected_keys}."
+            "The network cannot start from the trained state of the network that it contains: it "
+            f"lacks {join_names(missing.unexpected_keys)}. Give both the same layers and names."
         )
     likelihood.load_state_dict(state["likelihood"])
     groups, free = path_groups(model), free_groups(model)

@@ -280,16 +280,16 @@ class Options:
     """Options of `discover`.
 
     Args:
-        minutes: training time of all candidates together.
-        epochs: passes over the data for each start of each candidate; replaces `minutes`.
+        minutes: time for everything. With `epochs`, it only limits the learned invariances and
+            says how much an exact evidence may cost.
+        epochs: passes over the data for each start of each candidate, in place of a time limit.
         starts: starts of each candidate, with different initial weights and left-out samples. With
             `minutes`, more follow where the decision is close.
         seed: seed of splits, initial weights, shuffling and random probes.
         device: "auto" (CUDA if available), "cpu", "cuda", ...
         groups: symmetries to relax: names, files that end with .json, or `symrazor.groups.Group`s.
             None for the default of the kind of data.
-        held_out: share of the data that is held out for the report, unless the data have a test
-            set.
+        held_out: share of the data held out for the report, unless the data have a test set.
         invariances: whether to learn invariances of images to rotations, shifts, scales and flips.
             None for yes with `minutes` and no with `epochs`.
         positions: whether trajectories are positions only; momenta are then finite differences.
@@ -331,7 +331,7 @@ class Options:
                 "auto."
             )
         if not 0 <= self.held_out < 1:
-            raise ValueError(f"held_out must be in [0, 1), got {self.held_out}.")
+            raise ValueError(f"held_out must be at least 0 and below 1, got {self.held_out}.")
         if self.groups is not None:
             object.__setattr__(self, "groups", as_groups(self.groups))
 

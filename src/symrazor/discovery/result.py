@@ -188,8 +188,8 @@ class Discovery:
         values = as_kind(torch.as_tensor(x), data.kind, "x")
         if values.shape[1:] != data.x.shape[1:]:
             raise ValueError(
-                f"x has {plural(data.kind)} of shape {list(values.shape[1:])}, the training data "
-                f"{list(data.x.shape[1:])}. Convert x like the training data."
+                f"x contains {plural(data.kind)} of shape {list(values.shape[1:])}, the training "
+                f"data have the shape {list(data.x.shape[1:])}. Prepare x in the same way."
             )
         is_classifier = data.task == "classification"
         posterior = self._first.posterior

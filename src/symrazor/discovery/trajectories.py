@@ -87,11 +87,11 @@ def learn_dynamics(data: Dataset, options: Options) -> Dynamics:
     times, coordinates = data.times, data.x.shape[2]
     if coordinates == 1 and not options.positions:
         raise ValueError(
-            f"{data.source} has one coordinate, which is not the whole state of anything that "
-            "moves. Add its momentum, or use --positions for positions only, or --kind series."
+            f"{data.source} has one coordinate, but the state of a moving system has at least two. "
+            "Add the momentum, use --positions for positions only, or use --kind series."
         )
     if times is None:
-        warnings.warn(f"{data.source} has no times; states are assumed to be 1 apart", stacklevel=3)
+        warnings.warn(f"{data.source} has no times: states are assumed to be 1 apart", stacklevel=3)
         times = torch.arange(data.x.shape[1], dtype=torch.float64)
     gaps = times.double().diff(dim=-1)
     _warn_if_coarse(data, times, gaps)
