@@ -52,6 +52,7 @@ def _data(n: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
         ({"warmup": "a"}, "warmup must be a number"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"seed": 2**64}, "seed must be between -2^63 and 2^63 - 1, got 18446"),
+        ({"batch_size": 10**20}, "batch_size must be between -2^63"),
         ({"save": 3}, "save must be a string, a path or None, got 3"),
         ({"switch_off": "yes"}, "switch_off must be True or False, got 'yes'"),
         ({"device": None}, "device must be a string, got None"),

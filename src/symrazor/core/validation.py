@@ -38,6 +38,8 @@ def check_types(options: Any) -> None:
         expected, value = hints[field.name], getattr(options, field.name)
         if not matches_type(value, expected):
             raise ValueError(f"{field.name} must be {describe_type(expected)}, got {value!r}.")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:  # integers of torch
+            raise ValueError(f"{field.name} must be between -2^63 and 2^63 - 1, got {value}.")
         if isinstance(value, np.generic):
             object.__setattr__(options, field.name, value.item())  # the dataclass may be frozen
 

@@ -200,8 +200,6 @@ class FitConfig:
         for name in ("warmup", "sam_from"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
-        if not -(2**63) <= self.seed < 2**63:  # the range of torch's generators
-            raise ValueError(f"seed must be between -2^63 and 2^63 - 1, got {self.seed}.")
 
     def change(self, **changes: Any) -> "FitConfig":
         """Return a copy with changed fields, of this config or of its `razor`."""
