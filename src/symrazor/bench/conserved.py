@@ -55,7 +55,8 @@ class Row:
         true: known number of independent quantities.
         found: number of independent quantities that were reported as conserved and are.
         false: number of quantities that were reported as conserved and are not.
-        undecided: number of combinations that were reported as undecided.
+        undecided: number of combinations that were reported as undecided; at least 1 if the
+            answer is not definite.
         exact: whether all known quantities were found, and no false one.
         rollout_ratio: error of rollouts over 100 steps from noise-free states that start elsewhere,
             relative to the better one of linear least squares and a sparse regression; None if no
@@ -161,7 +162,7 @@ def measure(case: Case, seed: int, noise: float) -> Row:
     false += max(0, true_quantities - case.quantities)
     found = min(true_quantities, case.quantities)
     exact = found == case.quantities and false == 0
-    undecided = len(findings.undecided)
+    undecided = max(len(findings.undecided), int(not findings.is_decided))
     ratio = rollout_ratio(case, data, findings, seed)
     return Row(
         *(case.name, seed, noise, case.quantities, found, false, undecided, exact),

@@ -3,10 +3,11 @@ r"""Conserved quantities of one library, by the eigenproblem and the noise test.
 Trajectories are divided into folds. Directions are estimated without a fold and tested on it, in
 the order of their variation, up to the first that is not conserved:
 
-- refuted, if the p-value is below a threshold;
 - conserved, if the p-value is at least `MIN_P` and the upper confidence limit of the variation is
   below `MAX_VARIATION`: in a rich library, noise may make something look nearly conserved;
-- undecided otherwise: the data are too few or too noisy.
+- refuted, if even the direction that varies least in all data has a p-value below a threshold;
+- undecided otherwise: the data are too few or too noisy, and a conserved direction near the
+  estimated one could not be seen.
 """
 
 from collections.abc import Sequence
@@ -54,10 +55,10 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     if not count:
         return [], []
     z = normal_quantile(1 - level)
-    p, variation, error = _test_in_order(features, fits, count, level)
+    p, variation, error, best_p = _test_in_order(features, full, fits, count, level)
     limit = variation.clamp_min(0) + z * error
     accepted = leading_count((p >= MIN_P) & (limit <= MAX_VARIATION))
-    plausible = leading_count(p >= level)
+    plausible = accepted + leading_count(best_p[accepted:] >= level)
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.
     combined = [fit.project(basis, accepted) for fit in fits]
@@ -72,19 +73,27 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
 
 
 def _test_in_order(
-    features: Features, fits: Sequence[Directions], count: int, level: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return p-value, variation and its error of directions, up to the first refuted or later."""
+    features: Features, full: Directions, fits: Sequence[Directions], count: int, level: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Test directions up to the first refuted or later.
+
+    Returns p-value, variation and its error on trajectories that were not used, and the p-value on
+    all trajectories. The latter is biased upwards: if it is small, no direction is conserved, while
+    a direction with large errors may vary although another one near it is conserved.
+    """
     tests = []
     for start in range(0, count, TESTED_AT_ONCE):
-        end = min(start + TESTED_AT_ONCE, count)
-        part = [replace(fit, vectors=fit.vectors[:, start:end]) for fit in fits]
-        p, variation, error, _ = noise_test(features, part, end - start)
-        tests.append(torch.stack([p, variation, error]))
+        chosen = slice(start, min(start + TESTED_AT_ONCE, count))
+        part = [replace(fit, vectors=fit.vectors[:, chosen]) for fit in fits]
+        fixed = [fixed_direction(full.vectors[:, chosen])] * FOLDS
+        size = chosen.stop - start
+        p, variation, error, _ = noise_test(features, part, size)
+        best_p = noise_test(features, fixed, size)[0]
+        tests.append(torch.stack([p, variation, error, best_p]))
         if bool((p < level).any()):
             break
-    p, variation, error = torch.cat(tests, 1)
-    return p, variation, error
+    p, variation, error, best_p = torch.cat(tests, 1)
+    return p, variation, error, best_p
 
 
 def readable_basis(vectors: Float[Tensor, "k j"]) -> Float[Tensor, "k j"]:

@@ -218,11 +218,23 @@ def noise_test(
     components = sample.sum(torch.einsum("nk,nj->nkj", sample.slow, values)).square().flatten(0, 1)
     slow_noise = sample.sum(torch.einsum("nk,nj->nkj", sample.slow.square(), noise))
     slow = _ratio(components, (slow_noise + slow_rise).flatten(0, 1), 1.0, sample.noise_freedom)
-    p = 2 * torch.minimum(whole.p, slow.p)
-    total = values.var(0) - noise.mean(0)
-    per_state = whole.expected / sample.freedom / total
-    excess = (whole.ratio - 1) * per_state
-    return p.clamp_max(1.0), excess, whole.error * per_state, noise.mean(0) / total
+    # Trajectories far from the others, where errors of the coefficients matter, tell little.
+    information = sample.sum(noise) / sample.sum(noise + rise).clamp_min(1e-300)
+    weight = information[sample.trajectory]
+    weighted = _ratio(
+        weight * centred.square(),
+        weight * (noise * sample.share[:, None] + rise),
+        sample.freedom / len(values),
+        sample.noise_freedom,
+    )
+    p = 2 * torch.minimum(torch.minimum(whole.p, weighted.p), slow.p)
+    size = weight.sum(0)
+    mean_noise = (weight * noise).sum(0) / size
+    mean = (weight * values).sum(0) / size
+    total = (weight * (values - mean).square()).sum(0) / size - mean_noise
+    per_state = weighted.expected / size * (len(values) / sample.freedom) / total
+    excess = (weighted.ratio - 1) * per_state
+    return p.clamp_max(1.0), excess, weighted.error * per_state, mean_noise / total
 
 
 def _rise_by_estimation(

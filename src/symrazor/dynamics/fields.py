@@ -255,10 +255,11 @@ class NewtonianField(EnergyField):
         return torch.cat([x[:, self.n :], -self.inverse_masses * gradient[:, : self.n]], -1)
 
     def only(self, kept: Bool[Tensor, "k"]) -> "NewtonianField":
-        """Return the field with the kept functions; masses are always kept."""
-        kept = kept.clone()
-        kept[len(self.library) :] = True
-        library = self.library.subset(kept[: len(self.library)].nonzero()[:, 0].tolist() or [0])
+        """Return the field with the kept functions, at least one; masses are always kept."""
+        kept, m = kept.clone(), len(self.library)
+        kept[m:] = True
+        kept[0] |= not bool(kept[:m].any())
+        library = self.library.subset(kept[:m].nonzero()[:, 0].tolist())
         return NewtonianField(library, self.scale[kept], self.parameters[kept])
 
     def formulas(self, names: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from symrazor.dynamics.library import Library
@@ -12,6 +12,8 @@ from symrazor.dynamics.noise import NoiseEstimate
 from symrazor.dynamics.simulators import Choice
 from symrazor.dynamics.symplectic import Structure
 
+MAX_NOISE = 1.0
+"""Noise variance in a quantity, relative to its variance, above which it cannot be seen to vary."""
 MIN_TERM, MAX_TERMS = 0.02, 8
 """Terms of a formula: their smallest contribution relative to the largest one, and their number."""
 
@@ -43,6 +45,16 @@ class Quantity:
     spread: Float[Tensor, "m"]
     simple: "Simple | None" = None
     name: str = ""
+
+    @property
+    def varies(self) -> bool:
+        """Whether it differs between states by more than noise explains."""
+        return 0 <= self.noise < MAX_NOISE
+
+    @property
+    def terms(self) -> int:
+        """Number of terms that contribute."""
+        return int(_contributing(self.coefficients, self.spread).sum())
 
     @property
     def formula(self) -> str:
@@ -84,8 +96,8 @@ def format_terms(
     errors: Float[Tensor, "m"] | None = None,
 ) -> str:
     """Return the terms by their contribution to the variance, the largest first."""
-    size = (coefficients * spread).abs()
-    order = [int(k) for k in size.argsort(descending=True) if size[k] > MIN_TERM * size.max()]
+    size, used = (coefficients * spread).abs(), _contributing(coefficients, spread)
+    order = [int(k) for k in size.argsort(descending=True) if used[k]]
     first = next((k for k in order[:MAX_TERMS] if coefficients[k] > 0), None)
     if first is not None:  # no minus sign in front
         order.remove(first)
@@ -101,6 +113,14 @@ def format_terms(
     if len(order) > MAX_TERMS:
         parts.append(f"+ ... ({len(order) - MAX_TERMS} more terms)")
     return " ".join(parts).removeprefix("+ ")
+
+
+def _contributing(
+    coefficients: Float[Tensor, "m"], spread: Float[Tensor, "m"]
+) -> Bool[Tensor, "m"]:
+    """Return which terms contribute, relative to the largest one."""
+    size = (coefficients * spread).abs()
+    return size > MIN_TERM * size.max()
 
 
 def with_error(value: float, error: float) -> str:
@@ -119,6 +139,7 @@ class Findings:
         functions: further conserved quantities, which are functions of these; quadratic functions
             of them, such as squares and products, are left out.
         undecided: combinations that may be conserved; the data cannot tell.
+        relations: functions with the same value in all states, such as q^2 for a direction q.
         libraries: titles of the libraries that were searched.
         skipped: libraries that were not searched, with the reason.
         noise: of the states.
@@ -130,6 +151,7 @@ class Findings:
     quantities: list[Quantity] = field(default_factory=list)
     functions: list[Quantity] = field(default_factory=list)
     undecided: list[Quantity] = field(default_factory=list)
+    relations: list[Quantity] = field(default_factory=list)
     libraries: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     noise: NoiseEstimate | None = None

@@ -42,7 +42,8 @@ from torch import Tensor
 from symrazor.dynamics.eigen_search import search, tested_quantities
 from symrazor.dynamics.field_invariants import field_invariants
 from symrazor.dynamics.fields import EnergyField
-from symrazor.dynamics.findings import Findings, Quantity
+from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
+from symrazor.dynamics.independence import MAX_UNEXPLAINED, is_independent, unexplained
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.noise import noise_estimate
@@ -55,12 +56,8 @@ FAMILY_ERROR = 0.01
 """Probability of any wrong decision in one call."""
 STATES_PER_FUNCTION = 4
 """Degrees of freedom per function that a library needs, at least."""
-MIN_NEW = 0.01
-"""Smallest mean fraction of the squared gradient of an exact quantity that is new."""
-MAX_DEPENDENCE = 0.03
-"""Functions of other quantities have less than this fraction of new squared gradient."""
-MAX_UNEXPLAINED = 0.05
-"""So are quantities of which a quadratic function of others leaves less than this fraction."""
+MAX_FIELD_VARIATION = 0.2
+"""Upper confidence limit of the variation of a quantity that equations of motion conserve."""
 
 
 def find_conserved(
@@ -92,9 +89,13 @@ def find_conserved(
     if findings.fields.adequate is not None:
         _search_field(findings, libraries, sample, x)
         _add_structure(findings, libraries, sample, x)
-    else:
+    if not findings.quantities:
         sample = sample_states(data, noise, seed, MIN_TRAJECTORIES)
         _search_data(findings, libraries, sample)
+        if findings.fields.adequate is not None:
+            # Noise may hide that the field is only near to one that conserves them.
+            findings.undecided = [*findings.quantities, *findings.undecided]
+            findings.quantities, findings.functions = [], []
     return findings
 
 
@@ -127,8 +128,8 @@ def _search_field(
     field = best.fit.field
     level = FAMILY_ERROR / (2 * len(libraries))
     for library in libraries:
-        if len(findings.quantities) >= x.shape[1] - 1:
-            break  # d - 1 quantities determine the orbits: there is no further one
+        if _is_complete(findings, x):
+            break
         findings.libraries.append(library.title)
         conserved, unclear = field_invariants(best.fit, library, x)
         has_energy = False
@@ -139,12 +140,15 @@ def _search_field(
         tested = tested_quantities(conserved, sample, level)
         if has_energy:
             tested[0] = replace(tested[0], name="energy")
-        confirmed = [q for q in tested if q.p_value >= level]
-        undecided = [q for q in tested_quantities(unclear, sample, level) if q.p_value >= level]
-        _add(findings, confirmed, x, exact=True)
-        findings.undecided += [
-            q for q in undecided if is_independent(q, findings.quantities, x, exact=True)
-        ]
+        consistent = [q for q in tested if q.p_value >= level]
+        _add_relations(findings, [q for q in consistent if not q.varies], x)
+        varying = [q for q in consistent if q.varies]
+        _add(findings, [q for q in varying if q.limit <= MAX_FIELD_VARIATION], x, exact=True)
+        unclear_ = [q for q in tested_quantities(unclear, sample, level) if q.p_value >= level]
+        for quantity in [*(q for q in varying if q.limit > MAX_FIELD_VARIATION), *unclear_]:
+            known = [*findings.quantities, *findings.relations, *findings.undecided]
+            if quantity.varies and is_independent(quantity, known, x, exact=True):
+                findings.undecided.append(quantity)
 
 
 def _add_structure(
@@ -174,7 +178,7 @@ def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sampl
     """Add the conserved quantities that the eigenproblem finds."""
     level = FAMILY_ERROR / (2 * len(libraries))
     for library in libraries:
-        if len(findings.quantities) >= sample.x.shape[1] - 1:
+        if _is_complete(findings, sample.x):
             break
         needed = STATES_PER_FUNCTION * len(library)
         if needed > sample.freedom:
@@ -183,7 +187,8 @@ def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sampl
                 f"one per trajectory, but there are {sample.freedom}"
             )
             continue
-        findings.libraries.append(library.title)
+        if library.title not in findings.libraries:
+            findings.libraries.append(library.title)
         conserved, undecided = search(library, sample, level)
         _add(findings, conserved, sample.x)
         if not findings.undecided:  # richer libraries have ever more
@@ -194,6 +199,21 @@ def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sampl
             ]
 
 
+def _is_complete(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
+    """Return whether no further quantity exists: d - 1 of them determine the orbits."""
+    return len(findings.quantities) + len(findings.relations) >= x.shape[1] - 1
+
+
+def _add_relations(
+    findings: Findings, constant: Sequence[Quantity], x: Float[Tensor, "n d"]
+) -> None:
+    """Add functions with the same value in all states, if their formulas are short."""
+    for quantity in constant:
+        is_short = quantity.terms <= MAX_TERMS
+        if is_short and is_independent(quantity, findings.relations, x, exact=True):
+            findings.relations.append(quantity)
+
+
 def _add(
     findings: Findings,
     conserved: Sequence[Quantity],
@@ -202,50 +222,13 @@ def _add(
 ) -> None:
     """Add quantities to the independent ones or to the functions of these."""
     dependent: list[Quantity] = []
-    for quantity in conserved:
-        new = is_independent(quantity, findings.quantities, x, exact)
-        full = len(findings.quantities) >= x.shape[1] - 1
-        (findings.quantities if new and not full else dependent).append(quantity)
+    for quantity in sorted(conserved, key=lambda q: q.terms):  # a momentum before its square
+        known = [*findings.quantities, *findings.relations]
+        new = not _is_complete(findings, x) and is_independent(quantity, known, x, exact)
+        (findings.quantities if new else dependent).append(quantity)
     if len(dependent) < len(conserved):
         findings.functions += [
             quantity
             for quantity in dependent
-            if _unexplained(quantity, findings.quantities, x) > MAX_UNEXPLAINED
+            if unexplained(quantity, findings.quantities, x) > MAX_UNEXPLAINED
         ]
-
-
-def is_independent(
-    quantity: Quantity, known: Sequence[Quantity], x: Float[Tensor, "n d"], exact: bool = False
-) -> bool:
-    """Return whether a quantity is not a function of known ones.
-
-    Its gradient must not be a combination of theirs at the states x. Unless the quantities are
-    `exact`, it must not be one nearly, and no quadratic function of theirs may explain its values.
-    """
-    if not known:
-        return True
-    few = x[:: -(-len(x) // 300)]
-    unit = x.std(0).clamp_min(1e-300)
-    gradient = quantity.gradient(few) * unit
-    others = torch.stack([other.gradient(few) * unit for other in known], -1)
-    others = others / others.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    basis, values, _ = torch.linalg.svd(others, full_matrices=False)
-    basis = basis * (values > 0.02 * values[:, :1])[:, None]
-    inside = torch.einsum("ndk,nd->nk", basis, gradient).square().sum(1)
-    whole = gradient.square().sum(1)
-    if exact:
-        return float((1 - inside / whole.clamp_min(1e-300)).mean()) > MIN_NEW
-    new = 1 - inside.sum() / whole.sum()
-    return float(new) > MAX_DEPENDENCE and _unexplained(quantity, known, x) > MAX_UNEXPLAINED
-
-
-def _unexplained(quantity: Quantity, known: Sequence[Quantity], x: Tensor) -> float:
-    """Return the fraction of the variance that a quadratic function of known ones leaves."""
-    base = torch.stack([other(x) for other in known], 1)
-    base = (base - base.mean(0)) / base.std(0)
-    squares = (base[:, :, None] * base[:, None]).flatten(1)
-    terms = torch.cat([torch.ones_like(base[:, :1]), base, squares], 1)
-    values = quantity(x)
-    # The redundant products require a solver for rank-deficient problems.
-    fitted = terms @ torch.linalg.lstsq(terms, values[:, None], driver="gelsd").solution
-    return float((values - fitted[:, 0]).var() / values.var())

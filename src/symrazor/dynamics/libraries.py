@@ -103,10 +103,14 @@ def libraries_for(
     for title, extra in families.items():
         new = range(first, first + len(extra))
         if title == "sines and cosines":
-            trigonometric = [(k,) for k in new] + [*combinations(new, 2)]
-            factors = [(), *polynomials(d, 2)]
-            terms = [(*f, *t) for f, t in product(factors, trigonometric)]
-            add(f"products of quadratic functions and {title}", extra, [*polynomials(d, 2), *terms])
+            harmonics = [*extra, *second_harmonics(extra, names)]
+            waves = [(k,) for k in range(first, first + len(harmonics))]
+            simple = [*polynomials(d, 2), *waves]
+            add("quadratic functions and two harmonics", harmonics, simple)
+            # Kinetic energies and momenta of linked bodies.
+            factors = [*polynomials(d, 2)] if d % 2 or d == 2 else _of_velocities(d)
+            terms = [(*f, *t) for f, t in product(factors, waves)]
+            add("products of quadratic functions and two harmonics", harmonics, [*simple, *terms])
         elif title != "powers":
             mixed = [(i, k) for i in range(d) for k in new]
             terms = [*polynomials(d, 3), *((k,) for k in new), *mixed]
@@ -122,6 +126,25 @@ def polynomials(d: int, degree: int) -> list[tuple[int, ...]]:
         for order in range(1, degree + 1)
         for term in combinations_with_replacement(range(d), order)
     ]
+
+
+def second_harmonics(waves: Sequence[Variable], names: Sequence[str]) -> list[Variable]:
+    """Return sines and cosines of doubled angles, differences and sums."""
+    angles = [wave.forms for wave in waves[::2]]
+    labels = [names[int(angle[0].argmax())] for angle in angles]
+    forms = {f"2 {label}": 2 * angle for label, angle in zip(labels, angles, strict=True)}
+    for (a, first), (b, second) in combinations(zip(labels, angles, strict=True), 2):
+        forms |= {f"({a} - {b})": first - second, f"({a} + {b})": first + second}
+    return [
+        Variable(f"{label} {angle}", function, weights)
+        for angle, weights in forms.items()
+        for label, function in (("sin", SINE), ("cos", COSINE))
+    ]
+
+
+def _of_velocities(d: int) -> list[tuple[int, ...]]:
+    """Return the monomials of degree 1 and 2 of the second half of the coordinates."""
+    return [term for term in polynomials(d, 2) if min(term) >= d // 2]
 
 
 def potentials(x: Float[Tensor, "n d"], names: Sequence[str]) -> dict[str, list[Variable]]:

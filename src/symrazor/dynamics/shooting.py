@@ -23,6 +23,8 @@ MAX_EVALUATIONS = 2000
 STATE_STEP = 1e-5
 """Step of differences in a state, in standard deviations of its coordinate."""
 ITERATIONS = 12
+JACOBIAN_SAVING = 4
+"""Steps of the integrator for residuals per step for their derivatives."""
 OUTLIER = 30.0
 """Windows whose squared residuals exceed this multiple of the median at first are left out."""
 MIN_IMPROVEMENT = 1e-3
@@ -185,7 +187,7 @@ def _fit_starts(
     total, damping = residual.square().sum(1), torch.full((len(windows),), 1e-3).double()
     identity = torch.eye(start.shape[1], dtype=start.dtype)
     for _ in range(ITERATIONS):
-        A, _ = _jacobians(field, start, parameters, windows, substeps, residual, 0)
+        A, _ = _jacobians(field, start, parameters, windows, substeps, 0)
         A = torch.nan_to_num(A, 0.0, 0.0, 0.0)
         information = A.mT @ A
         scale = information.diagonal(dim1=1, dim2=2).mean(1)
@@ -222,7 +224,7 @@ def _gauss_newton(field: ParametricField, windows: Windows, substeps: int) -> Fi
     total, damping = float(residual.square().sum()), 1e-4
     information = torch.zeros(k, k, dtype=torch.float64)
     for _ in range(ITERATIONS):
-        A, B = _jacobians(field, start, parameters, windows, substeps, residual, k)
+        A, B = _jacobians(field, start, parameters, windows, substeps, k)
         if not math.isfinite(total) or not bool(A.isfinite().all() & B.isfinite().all()):
             return None
         Q, R = torch.linalg.qr(A)
@@ -265,11 +267,15 @@ def _jacobians(
     parameters: Float[Tensor, "k"],
     windows: Windows,
     substeps: int,
-    residual: Float[Tensor, "w r"],
     k: int,
 ) -> tuple[Float[Tensor, "w r d"], Float[Tensor, "w r k"]]:
-    """Return derivatives of the residuals in the initial states and in k parameters."""
+    """Return derivatives of the residuals in the initial states and in k parameters.
+
+    Derivatives need not be as exact as residuals: the integrator takes fewer steps.
+    """
     d = start.shape[1]
+    substeps = max(1, substeps // JACOBIAN_SAVING)
+    residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
     state_steps = STATE_STEP * torch.diag(windows.spread)
     moves = torch.cat([state_steps, start.new_zeros(k, d)])
     changes = torch.zeros(d + k, len(parameters), dtype=start.dtype)

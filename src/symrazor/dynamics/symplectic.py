@@ -102,7 +102,9 @@ class _Problem:
         """Return form and energy of a field, or None if there are none."""
         rates, vectors = self.eigenproblem(field)
         others = [self.eigenproblem(other) for other in drawn]
-        by_errors = torch.stack([values for values, _ in others]).mean(0) - rates
+        rank = min(len(values) for values, _ in ((rates, vectors), *others))
+        by_errors = torch.stack([values[:rank] for values, _ in others]).mean(0) - rates[:rank]
+        rates, vectors = rates[:rank], vectors[:, :rank]
         noise = MAX_RATIO * by_errors.clamp_min(NUMERICAL_RATE)
         good = (rates <= noise) & (rates + noise < MAX_RATE)
         count = int(good.to(torch.int).cumprod(0).sum())
