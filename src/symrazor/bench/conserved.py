@@ -25,7 +25,7 @@ from torch import Tensor
 
 from symrazor.bench.conserved_systems import Case, cases
 from symrazor.bench.measure import write_rows
-from symrazor.dynamics.conserving import ConservingSimulator
+from symrazor.dynamics.delivery import candidates, most_accurate
 from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.noise import noise_estimate
@@ -173,17 +173,17 @@ def measure(case: Case, seed: int, noise: float) -> Row:
 
 def rollout_ratio(case: Case, data: Trajectories, findings: Findings, seed: int) -> float | None:
     """Return the error of rollouts relative to the best baseline, see `Row`."""
-    best = findings.fields.best
-    if best is None:
+    if findings.fields.best is None:
         return None
     x = observed_states(data)
     deviation = noise_estimate(data).deviation(x)
-    step = case.dt / best.substeps
-    simulator = ConservingSimulator(best.fit.field, findings.quantities, step, x)
-    simulators = baselines(split(data, seed)[0], deviation)
+    training, held_out = split(data, seed)
+    models = candidates(findings, training, deviation, x)
+    chosen = most_accurate(list(models), compare_rollouts({**models}, held_out, deviation))
+    simulators = baselines(training, deviation)
     longer = replace(case, shape=(ROLLOUTS, ROLLOUT_STEPS + 1))
     clean = _simulate(longer, seed + CHECK_SEED)
-    rollouts = compare_rollouts({"own": simulator, **simulators}, clean, deviation)
+    rollouts = compare_rollouts({"own": models[chosen], **simulators}, clean, deviation)
     errors = [rollouts.mean(name) for name in simulators]
     return rollouts.mean("own") / max(min(errors), 1e-300) if errors else None
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from symrazor.data.times import extrapolate_times
 from symrazor.dynamics.config import DiscoverConfig, TrainConfig
 from symrazor.dynamics.conserved import Quadratic
-from symrazor.dynamics.conserving import ConservingSimulator
+from symrazor.dynamics.delivery import candidates, most_accurate
 from symrazor.dynamics.findings import Findings
 from symrazor.dynamics.hamiltonian import FlowTimes, HamiltonianNetwork, SymmetrisedNetwork
 from symrazor.dynamics.invariants import check_coordinates, find_conserved
@@ -115,12 +115,16 @@ def discover(
             network = _learn_network(data, config, report)
     training, held_out = split(data, config.seed)
     x = observed_states(data)
-    models, equations = _simulators(findings, network, data, names, x)
     deviation = noise_estimate(data).deviation(x)
-    rollouts = compare_rollouts({**models, **baselines(training, deviation)}, held_out, deviation)
-    chosen = min(models, key=rollouts.mean) if models else ""
+    equations = candidates(findings, training, deviation, x)
+    models: dict[str, nn.Module] = {**equations}
+    if network is not None:
+        models["Hamiltonian network"] = network.simulator()
     if not models:
         raise ValueError(reason + ". Add longer trajectories.")
+    rollouts = compare_rollouts({**models, **baselines(training, deviation)}, held_out, deviation)
+    chosen = most_accurate(list(models), rollouts)
+    formulas = equations[chosen].field.formulas(names) if chosen in equations else []
     noether = Noether() if findings is None else describe_findings(findings, x)
     return Discovered(
         names=names,
@@ -130,7 +134,7 @@ def discover(
         network=network,
         model=models[chosen],
         model_name=chosen,
-        equations=equations.get(chosen, []),
+        equations=formulas,
         rollouts=rollouts,
         seconds=clock.now() - started,
     )
@@ -162,30 +166,10 @@ def _needs_network(findings: Findings | None, data: Trajectories, config: Discov
         return False
     if config.network is not None and findings is not None:
         return config.network
-    return findings is None or not findings.is_decided or findings.fields.adequate is None
-
-
-def _simulators(
-    findings: Findings | None,
-    network: NetworkResult | None,
-    data: Trajectories,
-    names: list[str],
-    x: Float[Tensor, "n d"],
-) -> tuple[dict[str, nn.Module], dict[str, list[str]]]:
-    """Return simulators by name, and the equations of those that have readable ones."""
-    models: dict[str, nn.Module] = {}
-    equations: dict[str, list[str]] = {}
-    best = None if findings is None else findings.fields.best
-    if findings is not None and best is not None:
-        gap = float(data.times.diff(dim=1).median())
-        name = f"equations of motion ({best.name})"
-        models[name] = ConservingSimulator(
-            best.fit.field, findings.quantities, gap / best.substeps, x
-        )
-        equations[name] = best.fit.field.formulas(names)
-    if network is not None:
-        models["Hamiltonian network"] = network.simulator()
-    return models, equations
+    if findings is None:
+        return True
+    has_answer = bool(findings.quantities) and findings.is_decided
+    return findings.fields.adequate is None and not has_answer
 
 
 def _learn_network(data: Trajectories, config: DiscoverConfig, report: Progress) -> NetworkResult:

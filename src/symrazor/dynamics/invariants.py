@@ -35,7 +35,6 @@ gradients of others is a function of them: $P^2$ is not new once $P$ is known.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -22,6 +22,7 @@ MIN_RADIANS = 0.5
 """Nor are coordinates that stay below this size: sines of small angles are linear."""
 MAX_EXPONENT = 12.0
 """Arguments of exponentials are at most this large."""
+LINKED_BODIES = "products of quadratic functions and two harmonics"
 MIN_RELATIVE_DISTANCE = 0.03
 """Smallest distance, relative to its mean, for which its inverse is offered: noise ruins others."""
 
@@ -110,7 +111,7 @@ def libraries_for(
             # Kinetic energies and momenta of linked bodies.
             factors = [*polynomials(d, 2)] if d % 2 or d == 2 else _of_velocities(d)
             terms = [(*f, *t) for f, t in product(factors, waves)]
-            add("products of quadratic functions and two harmonics", harmonics, [*simple, *terms])
+            add(LINKED_BODIES, harmonics, [*simple, *terms])
         elif title != "powers":
             mixed = [(i, k) for i in range(d) for k in new]
             terms = [*polynomials(d, 3), *((k,) for k in new), *mixed]

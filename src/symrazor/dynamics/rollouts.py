@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from symrazor.dynamics.fields import FreeField
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.regression import regress, velocity_estimates
@@ -88,31 +89,18 @@ def baselines(
     Without a common time step there is no linear map.
     """
     found: dict[str, Simulate] = {}
-    states, times = training.states.double().cpu(), training.times.double().cpu()
-    gaps = times.diff(dim=1)
-    gap = float(gaps.median())
-    both = (training.observed[:, 1:] & training.observed[:, :-1]).cpu()
-    enough = int(both.sum()) > 2 * states.shape[2]
-    if enough and float((gaps - gap).abs().max()) <= 1e-6 * gap:
-        before, after = states[:, :-1][both], states[:, 1:][both]
-        rows = torch.cat([before, torch.ones_like(before[:, :1])], 1)
-        size = rows.std(0).clamp_min(1e-12 * rows.abs().max())
-        size[-1] = 1.0
-        solution = torch.linalg.lstsq(rows / size, after, driver="gelsd").solution
-        map_ = solution / size[:, None]
+    fitted = linear_map(training)
+    if fitted is not None:
+        matrix, gap = fitted
 
         def linear(x: Tensor, t: float) -> Tensor:
             for _ in range(max(1, round(t / gap))):
-                x = x @ map_[:-1] + map_[-1]
+                x = x @ matrix[:-1] + matrix[-1]
             return x
 
         found["linear least squares"] = linear
-    x, velocity = velocity_estimates(training, deviation)
-    names = [f"x{i + 1}" for i in range(x.shape[1])]
-    libraries = {library.title: library for library in libraries_for(x, names)}
-    library = libraries.get(SPARSE_LIBRARY)
-    if library is not None and len(library) <= max_functions:
-        field = regress(library, x, velocity)
+    field = sparse_field(training, deviation, max_functions)
+    if field is not None:
 
         def sparse(x: Tensor, t: float) -> Tensor:
             for _ in range(BASELINE_SUBSTEPS):
@@ -121,3 +109,33 @@ def baselines(
 
         found["sparse regression"] = sparse
     return found
+
+
+def linear_map(training: Trajectories) -> tuple[Float[Tensor, "e d"], float] | None:
+    """Return the affine map from one state to the next, and the time step; None without one."""
+    states, times = training.states.double().cpu(), training.times.double().cpu()
+    gaps = times.diff(dim=1)
+    gap = float(gaps.median())
+    both = (training.observed[:, 1:] & training.observed[:, :-1]).cpu()
+    enough = int(both.sum()) > 2 * states.shape[2]
+    if not enough or float((gaps - gap).abs().max()) > 1e-6 * gap:
+        return None
+    before, after = states[:, :-1][both], states[:, 1:][both]
+    rows = torch.cat([before, torch.ones_like(before[:, :1])], 1)
+    size = rows.std(0).clamp_min(1e-12 * rows.abs().max())
+    size[-1] = 1.0
+    solution = torch.linalg.lstsq(rows / size, after, driver="gelsd").solution
+    return solution / size[:, None], gap
+
+
+def sparse_field(
+    training: Trajectories, deviation: Float[Tensor, "d"], max_functions: int = 120
+) -> FreeField | None:
+    """Regress velocities on polynomials to degree three; None if there are too many."""
+    x, velocity = velocity_estimates(training, deviation)
+    names = [f"x{i + 1}" for i in range(x.shape[1])]
+    libraries = {library.title: library for library in libraries_for(x, names)}
+    library = libraries.get(SPARSE_LIBRARY)
+    if library is None or len(library) > max_functions:
+        return None
+    return regress(library, x, velocity)

@@ -22,7 +22,10 @@ MAX_EVALUATIONS = 2000
 """States that are integrated side by side, at most, so that they stay in the cache."""
 STATE_STEP = 1e-5
 """Step of differences in a state, in standard deviations of its coordinate."""
-ITERATIONS = 12
+ITERATIONS, FIRST_ITERATIONS = 12, 3
+"""Of the Gauss-Newton method, and for initial states before parameters move."""
+CONVERGED_SHARE = 0.8
+"""Share of the windows whose initial states have to converge."""
 JACOBIAN_SAVING = 4
 """Steps of the integrator for residuals per step for their derivatives."""
 OUTLIER = 30.0
@@ -34,6 +37,8 @@ MAX_COST, MIN_WINDOWS = 60_000, 30
 used: a field with many parameters is fitted to fewer windows."""
 HOPELESS = 1e3
 """Squared residuals relative to the noise above which no term is removed: the field is wrong."""
+POOR = 30.0
+"""The same above which a field is not fitted to all windows."""
 MIN_T = 3.0
 """Coefficients below this many standard errors are removed."""
 
@@ -135,9 +140,14 @@ def fit_field(
 ) -> Fit | None:
     """Fit the parameters of a field; None if the integration diverges.
 
+    A field that does not fit a few windows is not fitted to all.
     With `prune`, parameters that do not differ from zero are removed, and the others fitted again.
     """
-    fit = _gauss_newton(field, _affordable(field, windows, substeps), substeps)
+    few = _spread(windows, MIN_WINDOWS)
+    fit = _gauss_newton(field, few, substeps)
+    if fit is None or fit.chi_squared > POOR:
+        return fit
+    fit = _gauss_newton(fit.field, _affordable(field, windows, substeps), substeps)
     for _ in range(3 if prune else 0):
         if fit is None or fit.chi_squared > HOPELESS:
             return fit
@@ -153,7 +163,11 @@ def _affordable(field: ParametricField, windows: Windows, substeps: int) -> Wind
     """Return windows, spread evenly, whose derivatives cost at most `MAX_COST`."""
     derivatives = len(field.parameters) + windows.states.shape[2]
     steps = substeps * windows.gaps.shape[1]
-    count = max(MIN_WINDOWS, MAX_COST // (derivatives * steps))
+    return _spread(windows, max(MIN_WINDOWS, MAX_COST // (derivatives * steps)))
+
+
+def _spread(windows: Windows, count: int) -> Windows:
+    """Return at most `count` windows, spread evenly."""
     if count >= len(windows):
         return windows
     chosen = torch.linspace(0, len(windows) - 1, count).long()
@@ -176,17 +190,17 @@ def residual_ratio(field: ParametricField, windows: Windows, substeps: int) -> f
 
 
 def _fit_starts(
-    field: ParametricField, windows: Windows, substeps: int
+    field: ParametricField, windows: Windows, substeps: int, iterations: int = ITERATIONS
 ) -> tuple[Float[Tensor, "w d"], Float[Tensor, "w"]]:
     """Return the best initial states for fixed parameters, and the sums of squared residuals.
 
-    Every window has its own damping, so that one difficult window does not hold up the others.
+    Every window has its own damping. The iteration ends when most windows no longer improve.
     """
     start, parameters = windows.states[:, 0], field.parameters
     residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
     total, damping = residual.square().sum(1), torch.full((len(windows),), 1e-3).double()
     identity = torch.eye(start.shape[1], dtype=start.dtype)
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         A, _ = _jacobians(field, start, parameters, windows, substeps, 0)
         A = torch.nan_to_num(A, 0.0, 0.0, 0.0)
         information = A.mT @ A
@@ -197,12 +211,13 @@ def _fit_starts(
         after = _residuals(field, tried[None], parameters[None], windows, substeps)[0]
         new = after.square().sum(1)
         better = (new < total) | (new.isfinite() & ~total.isfinite())
-        finished = bool(((total - new).abs() <= MIN_IMPROVEMENT * total)[better].all())
+        change = (new / total.clamp_min(1e-300) - 1).abs().nan_to_num(math.inf)
+        finished = int((change <= MIN_IMPROVEMENT).sum()) >= CONVERGED_SHARE * len(change)
         start = torch.where(better[:, None], tried, start)
         residual = torch.where(better[:, None], after, residual)
         total = torch.where(better, new, total)
         damping = torch.where(better, damping / 5, damping * 10)
-        if finished and bool(better.any()):
+        if finished:
             break
     return start, total
 
@@ -213,7 +228,7 @@ def _gauss_newton(field: ParametricField, windows: Windows, substeps: int) -> Fi
     Windows that the first parameters cannot follow at all are left out.
     """
     parameters = field.parameters
-    start, total_of_window = _fit_starts(field, windows, substeps)
+    start, total_of_window = _fit_starts(field, windows, substeps, FIRST_ITERATIONS)
     limit = OUTLIER * total_of_window.nan_to_num(math.inf).median()
     usable = total_of_window <= limit
     if not bool(usable.any()):

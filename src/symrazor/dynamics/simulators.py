@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.fields import FreeField, HamiltonianField, NewtonianField, ParametricField
+from symrazor.dynamics.libraries import LINKED_BODIES
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import rk4
 from symrazor.dynamics.noise import NoiseEstimate
@@ -26,7 +27,7 @@ from symrazor.dynamics.regression import (
     regress_masses,
     velocity_estimates,
 )
-from symrazor.dynamics.shooting import Fit, Windows, fit_field, residual_ratio, windows_of
+from symrazor.dynamics.shooting import POOR, Fit, Windows, fit_field, residual_ratio, windows_of
 from symrazor.dynamics.trajectories import Trajectories, interleave, observed_states
 
 WINDOW, LONG_WINDOW = 8, 24
@@ -44,7 +45,7 @@ the system; standard errors of that ratio that are added; and the largest limit:
 a field with too few terms may reach the noise."""
 TIE = 1.03
 """Errors within this factor are a tie, which the field with fewer parameters wins."""
-STEP_ERROR, STEP_QUANTILE = 0.02, 0.95
+STEP_ERROR, STEP_QUANTILE = 0.05, 0.95
 """Largest error of the integrator over one time step, in standard deviations of the noise, and the
 fraction of states where it holds."""
 MAX_REGRESSION_STATES = 800
@@ -138,8 +139,10 @@ def choose_field(
     candidates = _candidates(*estimates, libraries)
     if not _fit_in_turn(choice, candidates[:MAX_CANDIDATES], short, long):
         _fit_in_turn(choice, _completed(choice, *estimates, libraries), short, long)
-    for length in dict.fromkeys((LONG_WINDOW, _longest_windows(training))):
-        choice = _refined(choice, windows_of(training, length, MAX_WINDOWS, deviation), long)
+    for length in dict.fromkeys((_longest_windows(training), LONG_WINDOW)):
+        refined = _refined(choice, windows_of(training, length, MAX_WINDOWS, deviation), long)
+        if refined is not choice:
+            return refined
     return choice
 
 
@@ -152,8 +155,10 @@ def _fit_in_turn(
         fit = fit_field(start, short, substeps)
         if fit is None:
             continue
-        substeps = max(substeps, _substeps(fit.field, long))
-        error = max(residual_ratio(fit.field, long, substeps), fit.chi_squared)
+        error = fit.chi_squared
+        if error <= POOR:
+            substeps = max(substeps, _substeps(fit.field, long))
+            error = max(residual_ratio(fit.field, long, substeps), error)
         choice.candidates.append(Candidate(name, fit, error, substeps))
         if error <= min(1 + choice.uncertainty, MAX_ADEQUATE):
             return True
@@ -238,7 +243,7 @@ def _candidates(
     fields: list[tuple[str, ParametricField]] = []
     for library in libraries:
         fields.append((library.title, regress(library, x, velocity)))
-        if d % 2 == 0:
+        if d % 2 == 0 and library.title != LINKED_BODIES:  # their momenta are not in the library
             fields.append((f"energy: {library.title}", regress_energy(library, x, velocity)))
     fields += regress_masses(libraries, x, velocity)
     distinct = {
