@@ -45,6 +45,7 @@ from symrazor.training.loop import clock, fraction_bar
 TrajectoryInput = Float[Tensor, "b t d"] | np.ndarray | Trajectories
 Progress = Callable[[float, str], None]
 """Called with the fraction done and a status line."""
+NETWORK_NAME = "Hamiltonian network"
 LEARNING_RATE = 2e-2
 """For networks of width 32 and 64."""
 MAX_GAP = 3.0
@@ -119,11 +120,14 @@ def discover(
     equations = candidates(findings, training, deviation, x)
     models: dict[str, nn.Module] = {**equations}
     if network is not None:
-        models["Hamiltonian network"] = network.simulator()
+        models[NETWORK_NAME] = network.simulator()
     if not models:
         raise ValueError(reason + ". Add longer trajectories.")
-    rollouts = compare_rollouts({**models, **baselines(training, deviation)}, held_out, deviation)
+    others = baselines(training, deviation)
+    rollouts = compare_rollouts({**models, **others}, held_out, deviation)
     chosen = most_accurate(list(models), rollouts)
+    shown = [name for name in models if name in (chosen, NETWORK_NAME)]
+    rollouts = rollouts.only([*shown, *others])
     formulas = equations[chosen].field.formulas(names) if chosen in equations else []
     noether = Noether() if findings is None else describe_findings(findings, x)
     return Discovered(

@@ -45,6 +45,7 @@ from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
 from symrazor.dynamics.independence import MAX_UNEXPLAINED, is_independent, unexplained
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.library import Library
+from symrazor.dynamics.mechanics import symplectic_form
 from symrazor.dynamics.noise import noise_estimate
 from symrazor.dynamics.samples import MIN_TRAJECTORIES, Sample, sample_states
 from symrazor.dynamics.simulators import choose_field
@@ -57,6 +58,11 @@ STATES_PER_FUNCTION = 4
 """Degrees of freedom per function that a library needs, at least."""
 MAX_FIELD_VARIATION = 0.2
 """Upper confidence limit of the variation of a quantity that equations of motion conserve."""
+
+MAX_GRADIENTS = 300
+"""States at which gradients are compared, at most."""
+MAX_ENERGY_DIFFERENCE = 1e-3
+"""Largest squared difference between the gradients of the energy and of a quantity, relative."""
 
 
 def find_conserved(
@@ -156,8 +162,10 @@ def _add_structure(
     """Add the symplectic form of coordinates that are not canonical, and name the energy."""
     best = findings.fields.adequate
     assert best is not None
-    is_canonical = isinstance(best.fit.field, EnergyField)
-    if is_canonical or x.shape[1] % 2 or not findings.quantities:
+    if isinstance(best.fit.field, EnergyField):
+        _name_energy(findings, best.fit.field, x)
+        return
+    if x.shape[1] % 2 or not findings.quantities:
         return
     findings.structure = find_structure(best.fit, libraries, x)
     if findings.structure is None:
@@ -171,6 +179,25 @@ def _add_structure(
             quantities.append(quantity)
     if energy.p_value >= level and len(quantities) == len(findings.quantities):
         findings.quantities = quantities
+
+
+def _name_energy(findings: Findings, field: EnergyField, x: Float[Tensor, "n d"]) -> None:
+    """Name and rescale the quantity whose gradient is that of the energy, up to a factor."""
+    if any(quantity.name for quantity in findings.quantities):
+        return
+    few = x[:: -(-len(x) // MAX_GRADIENTS)]
+    canonical, unit = field.to_canonical, x.std(0)
+    slope = field(few) @ canonical.mT @ symplectic_form(x.shape[1] // 2) @ canonical * unit
+    for i, quantity in enumerate(findings.quantities):
+        gradient = quantity.gradient(few) * unit
+        factor = float((slope * gradient).sum() / gradient.square().sum())
+        left = (slope - factor * gradient).square().sum() / slope.square().sum()
+        if float(left) < MAX_ENERGY_DIFFERENCE:
+            scaled, errors = factor * quantity.coefficients, abs(factor) * quantity.errors
+            findings.quantities[i] = replace(
+                quantity, coefficients=scaled, errors=errors, simple=None, name="energy"
+            )
+            return
 
 
 def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sample) -> None:
@@ -221,7 +248,8 @@ def _add(
 ) -> None:
     """Add quantities to the independent ones or to the functions of these."""
     dependent: list[Quantity] = []
-    for quantity in sorted(conserved, key=lambda q: q.terms):  # a momentum before its square
+    # The energy comes first, and a momentum before its square.
+    for quantity in sorted(conserved, key=lambda q: (not q.name, q.terms)):
         known = [*findings.quantities, *findings.relations]
         new = not _is_complete(findings, x) and is_independent(quantity, known, x, exact)
         (findings.quantities if new else dependent).append(quantity)

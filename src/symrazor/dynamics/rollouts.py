@@ -1,7 +1,7 @@
 """Compare simulators by long rollouts from the first states of trajectories set aside."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -40,6 +40,10 @@ class Rollouts:
         """Return the root mean square over all times."""
         values = torch.tensor(self.errors[name])
         return float(values.square().mean().sqrt())
+
+    def only(self, names: Sequence[str]) -> "Rollouts":
+        """Return the errors of these simulators."""
+        return replace(self, errors={name: self.errors[name] for name in names})
 
     def to_dict(self) -> dict[str, object]:
         """Return plain numbers for JSON."""
