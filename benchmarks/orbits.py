@@ -33,7 +33,8 @@ from torch import Tensor
 from symrazor.dynamics.eigen_search import tested_quantities
 from symrazor.dynamics.field_invariants import Combinations
 from symrazor.dynamics.findings import Findings, Quantity
-from symrazor.dynamics.invariants import find_conserved, is_independent
+from symrazor.dynamics.independence import is_independent
+from symrazor.dynamics.invariants import find_conserved
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.noise import noise_estimate
 from symrazor.dynamics.samples import sample_states
