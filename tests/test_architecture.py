@@ -55,6 +55,7 @@ TESTED_BY = {
     "curvature/recurrent.py": "curvature/test_operations.py",
     "serving/session.py": "serving/test_server.py",
     "data/categories.py": "data/test_csv_files.py",
+    "data/parquet_pages.py": "data/test_other_files.py",
     "data/shapes.py": "data/test_datasets.py",
     "data/times.py": "discovery/test_trajectories.py",
     "curvature/subset_kernel.py": "curvature/test_kernel.py",

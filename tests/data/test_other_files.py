@@ -17,6 +17,7 @@ from symrazor.core.files import BUDGET_VARIABLE
 from symrazor.data import read
 from symrazor.data.csv_files import read_csv
 from symrazor.data.other_files import optional
+from symrazor.data.parquet_pages import page_bytes
 
 X = np.random.default_rng(0).normal(size=(40, 3))
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -86,6 +87,46 @@ def test_hdf5_files_are_read_alone(tmp_path: Path) -> None:
                 file.create_virtual_dataset("x", layout)
         with pytest.raises(ValueError, match=rf"{path.name}: x is .*Copy the data into the file"):
             read(path)
+
+
+def _varint(value: int, length: int = 0) -> bytes:
+    """Return a positive integer of Thrift's compact protocol, padded to a length."""
+    value, content = 2 * value, bytearray()
+    while value >= 128 or len(content) < length - 1:
+        content.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*content, value])
+
+
+def test_pages_that_are_larger_than_the_metadata_say_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    n, file = 4_000_000, tmp_path / "data.parquet"
+    one_page = {
+        "data_page_size": 1 << 30,
+        "max_rows_per_page": n,
+        "write_batch_size": n,
+        "compression": "zstd",
+    }
+    parquet.write_table(
+        pyarrow.table({"a": np.zeros(n)}), file, n, use_dictionary=False, **one_page
+    )
+    metadata = parquet.read_metadata(file)
+    assert page_bytes(file, metadata) >= 8 * n
+    content = bytearray(file.read_bytes())
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    for number in (metadata.row_group(0).total_byte_size, n):
+        true = _varint(number)
+        assert true in content[footer:]
+        small = _varint(400, len(true))
+        content[footer:] = content[footer:].replace(true, small)
+    file.write_bytes(content)
+    assert parquet.read_metadata(file).num_rows == 400
+    monkeypatch.setenv(BUDGET_VARIABLE, "10000000")
+    with pytest.raises(ValueError, match="left for this file"):
+        read(file, labelled=False)
 
 
 def test_a_chunk_that_expands_beyond_its_size_is_refused(tmp_path: Path) -> None:
