@@ -176,19 +176,19 @@ def verify(model: nn.Module, x: Input) -> None:
         ValueError: if outputs differ from call to call or depend on other samples of the batch.
         DivergenceError: if weights are so large that their gradient is not finite.
     """
-    pair = map_tensors(x, lambda part: part[:2])
+    two_samples = map_tensors(x, lambda part: part[:2])
     if any(value.dtype == torch.bfloat16 for value in weights(model).values()):
-        model, pair = copy.deepcopy(model).float(), map_tensors(pair, widened)
+        model, two_samples = copy.deepcopy(model).float(), map_tensors(two_samples, widened)
     with autocast({}):
-        _verify_in_full_precision(model, pair)
+        _verify_in_full_precision(model, two_samples)
 
 
-def _verify_in_full_precision(model: nn.Module, pair: Input) -> None:
-    if not _check_outputs(model, pair):
+def _verify_in_full_precision(model: nn.Module, two_samples: Input) -> None:
+    if not _check_outputs(model, two_samples):
         return
     twin = _jittered_copy(model)
     theta = weights(twin)
-    tape = record(twin, layers(twin), pair)
+    tape = record(twin, layers(twin), two_samples)
     root = torch.zeros_like(tape.f)
     generator = torch.Generator().manual_seed(0)
     root[0] = torch.randn(tape.f.shape[1:], generator=generator).to(tape.f)
@@ -216,11 +216,11 @@ def check_output_precision(f: Tensor) -> None:
         )
 
 
-def _check_outputs(model: nn.Module, pair: Input) -> bool:
+def _check_outputs(model: nn.Module, two_samples: Input) -> bool:
     """Check random or coupled outputs; return False for NaN, which is reported with its batch."""
     with torch.no_grad():
-        f, repeated = call(model, pair), call(model, pair)
-        alone = call(model, map_tensors(pair, lambda part: part[:1]))
+        f, repeated = call(model, two_samples), call(model, two_samples)
+        alone = call(model, map_tensors(two_samples, lambda part: part[:1]))
     if f.dim() < 2 or len(alone) != 1:
         raise ValueError(
             f"The model outputs must have the shape [n, k], or [n, k, *positions], got "

@@ -303,9 +303,9 @@ class Answer:
         """
         symmetric = [s.structure for s in self.family.symmetries]
         chosen = self.recommended
-        others = [c for c in self.candidates if (c.name in symmetric) != (chosen.name in symmetric)]
+        rivals = [c for c in self.candidates if (c.name in symmetric) != (chosen.name in symmetric)]
         gains = [
-            (c.name, *gain) for c in others if (gain := mean_gain(chosen, c)) and gain[0] > gain[1]
+            (c.name, *gain) for c in rivals if (gain := mean_gain(chosen, c)) and gain[0] > gain[1]
         ]
         return min(gains, key=lambda gain: gain[1], default=None)
 
@@ -358,8 +358,8 @@ def numbered(layers: Sequence[LayerReading]) -> list[LayerReading]:
 
 def mean_gain(first: Candidate, second: Candidate) -> tuple[float, float] | None:
     """Return the gain of the first in nats per left-out sample of shared starts, and its error."""
-    others = {member.start: member.left_out for member in second.members}
-    gaps = [m.left_out - others[m.start] for m in first.members if m.start in others]
+    of_second = {member.start: member.left_out for member in second.members}
+    gaps = [m.left_out - of_second[m.start] for m in first.members if m.start in of_second]
     gap = torch.cat(gaps) if gaps else torch.zeros(0)
     if len(gap) < 2:
         return None

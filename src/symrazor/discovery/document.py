@@ -215,8 +215,8 @@ def _moved(
 
 def _shown(x: Tensor) -> list[Any]:
     """Return images [n, c, h, w], or the first channel of series, as lists."""
-    shown: list[Any] = (x if x.ndim == 4 else x[:, 0]).float().tolist()
-    return shown
+    values: list[Any] = (x if x.ndim == 4 else x[:, 0]).float().tolist()
+    return values
 
 
 def _one_per_class(y: Tensor) -> list[int]:

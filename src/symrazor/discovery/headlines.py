@@ -41,9 +41,9 @@ def describe_invariance(claims: Sequence[Claim]) -> str:
         return f"Undecided: the data do not show {question}."
     if not holds:
         return f"Not invariant under {join_names(broken, 'or')}."
-    others = f", not under {join_names(broken, 'or')}" if broken else ""
-    others += f"; undecided for {join_names(undecided)}" if undecided else ""
-    return f"Invariant under {join_names(holds)}{others}."
+    exceptions = f", not under {join_names(broken, 'or')}" if broken else ""
+    exceptions += f"; undecided for {join_names(undecided)}" if undecided else ""
+    return f"Invariant under {join_names(holds)}{exceptions}."
 
 
 def describe_shifts(claims: Sequence[Claim]) -> str:

@@ -101,7 +101,9 @@ class QuestionResult:
         scale = ", bytes divided by 255" if is_scaled else ""
         output = "targets, float64"
         if self.data.task == "classification":
-            output = "logits of the classes " + ", ".join(self.data.names[:MAX_LISTED_CLASSES])
+            names = self.data.names
+            more = f", ... ({len(names)} classes)" if len(names) > MAX_LISTED_CLASSES else ""
+            output = f"logits of the classes {', '.join(names[:MAX_LISTED_CLASSES])}{more}"
         return (
             f'network = torch.export.load("{file}").module()\n'
             f"outputs = network(x)  # x: {dtype_name(self.data)} [n, {shape}]{scale}\n"

@@ -76,9 +76,9 @@ def data(options: lila.Options, seed: int) -> Images:
 
 def run_row(row: str, seed: int, options: lila.Options) -> Run:
     """Train one network, with about 20 evidence steps after the burn-in."""
-    pair, test = data(options, seed)
+    training, test = data(options, seed)
     torch.manual_seed(seed)
-    model = network(pair[0], 4 if options.small else WIDTH)
+    model = network(training[0], 4 if options.small else WIDTH)
     if row in STARTS:
         start = STARTS[row]
         augment = Augment(affine(tuple(start), start), 2 if options.small else SAMPLES)
@@ -86,10 +86,10 @@ def run_row(row: str, seed: int, options: lila.Options) -> Run:
     epochs = options.epochs or (2 if options.small else 40)
     config = lila.fit_config(options, epochs, every=max(1, epochs // 20), lr=4e-3, batch=128)
     config = config.change(seed=seed, evidence_structure=None)
-    fit = sr.fit(model.to(options.resolved_device), pair, config=config)
+    fit = sr.fit(model.to(options.resolved_device), training, config=config)
     finer = model.refined(FINER) if isinstance(model, Augmented) else model
     return {
-        "n": len(pair[1]),
+        "n": len(training[1]),
         "epochs": len(fit.history),
         "average": options.average or "joint",
         "evidence": -float(fit.evidence.per_datum),
@@ -97,7 +97,7 @@ def run_row(row: str, seed: int, options: lila.Options) -> Run:
         "coarse": lila.tested(model, test),
         **_costs(fit),
         "widths": {name: str(width) for name, width in fit.reading.invariances.items()},
-        "averaged": lila.of_copies(model, tuple(pair[0].shape[1:])),
+        "averaged": lila.of_copies(model, tuple(training[0].shape[1:])),
         "seconds": fit.history[-1]["seconds"],
     }
 

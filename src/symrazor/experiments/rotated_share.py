@@ -111,8 +111,10 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     seeds = list(dict.fromkeys(row["seed"] for row in rows))
     for seed in seeds:
         by_data = {row["data"]: row for row in rows if row["seed"] == seed}
-        pair = by_data["upright"], by_data["turned"]
-        lines.append([seed, *(f"{r[k]:.1f}" for k in ("share", "error", "accuracy") for r in pair)])
+        compared = by_data["upright"], by_data["turned"]
+        lines.append(
+            [seed, *(f"{r[k]:.1f}" for k in ("share", "error", "accuracy") for r in compared)]
+        )
         higher += by_data["turned"]["share"] > by_data["upright"]["share"]
     head = ["seed", "share of p4 %, upright", "turned", "error under p4 %, upright", "turned"]
     text = table([*head, "accuracy %, upright", "turned"], lines)

@@ -302,8 +302,8 @@ def markdown(results: Results) -> str:
     comparison = "equals" if same_order(results.panels) else "differs from"
     half = len(results.sizes) // 2
     sizes = [
-        [pair[0]["features"], *(f"{row[key]:.3f}" for row in pair for key in ("train", "test"))]
-        for pair in zip(results.sizes[:half], results.sizes[half:], strict=True)
+        [models[0]["features"], *(f"{row[key]:.3f}" for row in models for key in ("train", "test"))]
+        for models in zip(results.sizes[:half], results.sizes[half:], strict=True)
     ]
     ends = {key: values[-1] for key, values in results.amounts.items()}
     amounts = [

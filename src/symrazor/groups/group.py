@@ -201,9 +201,9 @@ class Group:
         generator = torch.Generator().manual_seed(seed)
         finite = self.finite_or_none()
         if finite is not None:
-            others = [g for g in finite.elements if g != finite.identity]
-            order = torch.randperm(len(others), generator=generator).tolist()
-            chosen = others if len(others) <= count else sorted(others[i] for i in order[:count])
+            moving = [g for g in finite.elements if g != finite.identity]
+            order = torch.randperm(len(moving), generator=generator).tolist()
+            chosen = moving if len(moving) <= count else sorted(moving[i] for i in order[:count])
             return [self.element(g) for g in chosen]
         return [self._random(generator, reach) for _ in range(count)]
 

@@ -272,8 +272,8 @@ def lattice(n: int, dim: int) -> Float[Tensor, "n k"]:
     if dim == 0:
         return torch.zeros(n, 0)
     number = torch.arange(n, dtype=torch.float64).unsqueeze(1)
-    others = (number * recurrence_steps(dim - 1)) % 1
-    return torch.cat([number / n, others], 1).float()
+    recurrence = (number * recurrence_steps(dim - 1)) % 1
+    return torch.cat([number / n, recurrence], 1).float()
 
 
 class Augmented(nn.Module):

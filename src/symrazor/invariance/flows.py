@@ -122,7 +122,7 @@ def image_flows(shape: Sequence[int]) -> tuple[Flow, ...]:
         Flow("up-down flip", "choice", 2, 1, "probability", by(partial(_mirror, 1), 1)),
         *shifts,
         Flow("scale", "line", LINE_BINS, zoom, "factor", reader.zoom, min_range=1.2),
-        Flow("brightness", "line", LINE_BINS, MAX_OFFSET, "deviations", reader.tone(_add),
+        Flow("brightness", "line", LINE_BINS, MAX_OFFSET, "deviations", reader.tone(add),
              min_range=0.3),
         Flow("contrast", "line", LINE_BINS, contrast, "factor", reader.tone(_contrast),
              min_range=1.3),
@@ -222,10 +222,16 @@ def _zoom(amount: Tensor) -> Tensor:
     return _identity(amount) * amount.exp().view(-1, 1, 1)
 
 
-def _add(x: Tensor, amount: Tensor) -> Tensor:
-    return x + amount.view(-1, *(1,) * (x.dim() - 1))
+def per_input(amount: Tensor, x: Tensor) -> Tensor:
+    """Return amounts in a shape that applies each of them to its own input."""
+    return amount.view(-1, *(1,) * (x.dim() - 1))
+
+
+def add(x: Tensor, amount: Tensor) -> Tensor:
+    """Return inputs to which amounts are added."""
+    return x + per_input(amount, x)
 
 
 def _contrast(x: Tensor, amount: Tensor) -> Tensor:
-    mean = x.flatten(1).mean(1).view(-1, *(1,) * (x.dim() - 1))
+    mean = per_input(x.flatten(1).mean(1), x)
     return mean + amount.exp().view(mean.shape) * (x - mean)

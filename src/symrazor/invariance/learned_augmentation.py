@@ -191,8 +191,8 @@ class LearnedAugmentation:
                 change = self.deviation * value if name == "brightness" else math.exp(value) - 1
                 parts.setdefault("tone", {})[name] = min(change, 1.0)
             else:
-                shown = value / {"x-translation": w, "y-translation": h}.get(name, 1)
-                parts.setdefault("affine", {})[name] = shown
+                in_unit = value / {"x-translation": w, "y-translation": h}.get(name, 1)
+                parts.setdefault("affine", {})[name] = in_unit
         return parts
 
     def to_dict(self) -> dict[str, Any]:

@@ -172,8 +172,8 @@ def _extent(points: Float[Tensor, "n p d"]) -> Float[Tensor, "d e"]:
     """Return an orthonormal basis of the span of all points: the identity if it is everything."""
     moments = torch.einsum("npi,npj->ij", points, points)
     values, vectors = torch.linalg.eigh(moments)
-    kept = values > MIN_EXTENT * values.max()
-    return torch.eye(len(values)) if bool(kept.all()) else vectors[:, kept]
+    is_occupied = values > MIN_EXTENT * values.max()
+    return torch.eye(len(values)) if bool(is_occupied.all()) else vectors[:, is_occupied]
 
 
 def _eigenvectors(change: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:

@@ -270,14 +270,14 @@ class LieDistribution(nn.Module):
         widths = self.widths.detach().unbind(-1)
         description: dict[str, Tensor] = {}
         for name, unit, width in zip(self.algebra.names, self.algebra.units, widths, strict=True):
-            shown, value = unit, width
+            printed_unit, value = unit, width
             if unit == RADIANS:
-                shown, value = "degrees", width.rad2deg()
+                printed_unit, value = "degrees", width.rad2deg()
             elif unit == LOG_FACTOR:
-                shown, value = "factor", width.exp()
+                printed_unit, value = "factor", width.exp()
             elif unit == HALF_WIDTHS and pixels is not None:
-                shown, value = "px", width * pixels
-            description[f"{name} ({shown})" if shown else name] = value
+                printed_unit, value = "px", width * pixels
+            description[f"{name} ({printed_unit})" if printed_unit else name] = value
         return description
 
     def extra_repr(self) -> str:

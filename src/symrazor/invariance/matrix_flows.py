@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.invariance.flows import MAX_OFFSET, SHIFT_SHARE, Flow
+from symrazor.invariance.flows import MAX_OFFSET, SHIFT_SHARE, Flow, add, per_input
 
 CIRCLE_BINS, LINE_BINS = 84, 12
 """Cells of an amount; 84 is a multiple of 2, 3, 4, 6 and 7, the orders of common cyclic groups."""
@@ -89,7 +89,7 @@ def series_flows(shape: Sequence[int]) -> tuple[Flow, ...]:
              min_range=1.1),
         Flow("reversal", "choice", 2, 1, "probability", _reverse),
         Flow("amplitude", "line", LINE_BINS, MAX_LOG_SCALE, "factor", _scale, min_range=1.2),
-        Flow("offset", "line", LINE_BINS, MAX_OFFSET, "deviations", _add, min_range=0.3),
+        Flow("offset", "line", LINE_BINS, MAX_OFFSET, "deviations", add, min_range=0.3),
     )  # fmt: skip
 
 
@@ -113,26 +113,18 @@ def act(generator: Tensor, x: Tensor, amount: Tensor) -> Tensor:
     return moved.view_as(x)
 
 
-def _per_input(amount: Tensor, x: Tensor) -> Tensor:
-    return amount.view(-1, *(1,) * (x.dim() - 1))
-
-
 def _reflect(axis: int, x: Tensor, amount: Tensor) -> Tensor:
     moved: Tensor = x.clone()
-    moved[..., axis] *= 1 - 2 * _per_input(amount, x)[..., 0]
+    moved[..., axis] *= 1 - 2 * per_input(amount, x)[..., 0]
     return moved
 
 
 def _scale(x: Tensor, amount: Tensor) -> Tensor:
-    return x * _per_input(amount, x).exp()
-
-
-def _add(x: Tensor, amount: Tensor) -> Tensor:
-    return x + _per_input(amount, x)
+    return x * per_input(amount, x).exp()
 
 
 def _reverse(x: Tensor, amount: Tensor) -> Tensor:
-    return torch.where(_per_input(amount, x) > 0, x.flip(-1), x)
+    return torch.where(per_input(amount, x) > 0, x.flip(-1), x)
 
 
 def _read(inner: float, is_stretch: bool, x: Tensor, amount: Tensor) -> Tensor:

@@ -326,9 +326,9 @@ def relaxed_over(
     listed: object = groups
     if not isinstance(listed, Sequence):
         raise ValueError(f"groups must be a list of groups, got {listed!r}.")
-    others = [member for member in listed if not isinstance(member, Group)]
-    if not listed or others:
-        got = repr(others[0]) if others else "none"
+    invalid = [member for member in listed if not isinstance(member, Group)]
+    if not listed or invalid:
+        got = repr(invalid[0]) if invalid else "none"
         raise ValueError(f"groups must contain at least one symrazor.groups.Group, got {got}.")
     for other, group in combinations(groups, 2):
         if _maps_commute(group, other) and _maps_commute(other, group):

@@ -227,11 +227,11 @@ class GConv(FilterPath):
         """Return the filters alone, as torch convolutions."""
         if not isinstance(self.conv, nn.Sequential):
             return super().without_subsampling()
-        first, *others = self.stages
+        first, *further_stages = self.stages
         # All later stages act at one position: together they are one filter of one pixel.
-        mixed: Tensor = others[0].weight
+        mixed: Tensor = further_stages[0].weight
         if self.kind == "depthwise-separable":
-            mixed = others[1].weight * others[0].weight.transpose(0, 2)
+            mixed = further_stages[1].weight * further_stages[0].weight.transpose(0, 2)
         full_filter = GroupFilter(self._fields(), 1, first.padding).to(mixed)
         full_filter.weight.copy_(mixed)
         assert full_filter.bias is not None

@@ -30,8 +30,8 @@ def invariant_forms(group: Group) -> tuple[Float[Tensor, "l d"], Float[Tensor, "
     quadratic = _orthonormal(((quadratic + quadratic.mT) / 2).flatten(1))
     products = linear[:, None, :, None] * linear[None, :, None, :]
     symmetric = ((products + products.mT) / 2).reshape(-1, d * d)
-    known = _orthonormal(symmetric)
-    return linear, _orthonormal(quadratic - quadratic @ known.T @ known).reshape(-1, d, d)
+    implied = _orthonormal(symmetric)
+    return linear, _orthonormal(quadratic - quadratic @ implied.T @ implied).reshape(-1, d, d)
 
 
 def _orthonormal(rows: Float[Tensor, "m n"]) -> Float[Tensor, "r n"]:

@@ -166,8 +166,8 @@ class Readout(nn.Module):
         self.linear = nn.Linear(channels // order, outputs)
         self.mean = nn.Linear(channels // order, outputs, bias=False)
         if reads is not None:
-            kept = prod(positions) if reads == "position" else positions[reads == "column"]
-            self.by_position = nn.Linear(channels * kept, outputs)
+            seen = prod(positions) if reads == "position" else positions[reads == "column"]
+            self.by_position = nn.Linear(channels * seen, outputs)
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return the outputs for maps [n, channels, *size]."""

@@ -92,8 +92,8 @@ class PointGroup:
     @cached_property
     def name(self) -> str:
         """Name of the group together with translations: p4, p4m, C8, D8, ..."""
-        known = WALLPAPER_NAMES.get(self.group.name)
-        return known if known and self._equals_builtin(self.group.name) else self.group.name
+        wallpaper = WALLPAPER_NAMES.get(self.group.name)
+        return wallpaper if wallpaper and self._equals_builtin(self.group.name) else self.group.name
 
     def _equals_builtin(self, name: str) -> bool:
         builtin = _builtin(name)

@@ -87,10 +87,10 @@ class Relaxed(nn.Module):
         if not paths:
             raise ValueError("A relaxed layer needs at least one path.")
         modules: list[object] = [*paths]
-        others = [type(module).__name__ for module in modules if not isinstance(module, Path)]
-        if others:
+        invalid = [type(module).__name__ for module in modules if not isinstance(module, Path)]
+        if invalid:
             raise ValueError(
-                f"paths must contain paths of symrazor.layers, got {others}. For a torch.nn "
+                f"paths must contain paths of symrazor.layers, got {invalid}. For a torch.nn "
                 "convolution, use Conv.wrap(convolution, in_shape)."
             )
         if len({id(path) for path in paths}) < len(paths):
@@ -299,8 +299,8 @@ def relaxed_convolution(
     first = equivariant(conv, in_shape)
     channels = conv.in_channels, conv.out_channels
     with torch.device("cpu"):  # the same random draw on every device
-        others = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
-    return Relaxed([first, *group_paths, *others]).to(like).train(mode)
+        free_paths = [make(*channels, in_shape, out_shape=first.out_shape) for make in free]
+    return Relaxed([first, *group_paths, *free_paths]).to(like).train(mode)
 
 
 def split_off(

@@ -180,8 +180,8 @@ def keep_grid(
     """Return the map of the pixels of `grid_pixels`."""
     pixels = grid_pixels(x, space, stride, reduction, elements).unsqueeze(2)
     index = pixels.expand(-1, -1, space[0] // elements, -1)
-    kept = torch.gather(x.flatten(2).unflatten(1, (elements, -1)), 3, index)
-    y: Tensor = kept.flatten(1, 2).unflatten(2, kept_shape(space[1:], stride, reduction))
+    grid = torch.gather(x.flatten(2).unflatten(1, (elements, -1)), 3, index)
+    y: Tensor = grid.flatten(1, 2).unflatten(2, kept_shape(space[1:], stride, reduction))
     return y
 
 
@@ -198,8 +198,8 @@ def _aligned_max_pool(x: Float[Tensor, "n c *size"], stride: int, elements: int)
     offset = torch.arange(n * g, device=x.device).view(n, g, 1) * math.prod(space[1:])
     last = x.detach().unflatten(1, (g, -1)).movedim(2, -1)
     rows = last.reshape(-1, last.shape[-1]).index_select(0, (pixels + offset).flatten())
-    kept = rows.view(n * g, *kept_shape(space[1:], stride, "aligned-max-pool"), rows.shape[1])
-    largest = _MAX_POOLS[dims - 1](kept.movedim(-1, 1), stride, return_indices=True)[1]
+    aligned = rows.view(n * g, *kept_shape(space[1:], stride, "aligned-max-pool"), rows.shape[1])
+    largest = _MAX_POOLS[dims - 1](aligned.movedim(-1, 1), stride, return_indices=True)[1]
     cells = largest.shape[2:]
     index = pixels.view(n * g, 1, k).expand(-1, largest.shape[1], -1)
     index = index.gather(2, largest.flatten(2)).view(n, space[0], math.prod(cells))

@@ -173,8 +173,8 @@ class Factor:
         For running sums: neither operand may be used afterwards.
         """
         total, rows = self.total, self.parts + other.parts
-        others = [] if other.total is None else other.total.panels
-        if total is None or not total.mutable or any(t.requires_grad for t in (*rows, *others)):
+        panels = [] if other.total is None else other.total.panels
+        if total is None or not total.mutable or any(t.requires_grad for t in (*rows, *panels)):
             return self + other
         if other.total is not None:
             total.add_(other.total)

@@ -58,8 +58,8 @@ def dynamics_question(dynamics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _root_mean_square(values: Sequence[float | None]) -> float:
-    known = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
-    return float(known.square().mean().sqrt()) if len(known) else 0.0
+    measured = torch.tensor([value for value in values if value is not None], dtype=torch.float64)
+    return float(measured.square().mean().sqrt()) if len(measured) else 0.0
 
 
 def _networks(

@@ -136,17 +136,22 @@ def _candidate(candidate: Mapping[str, Any], detail: Detail) -> Content:
     reading = candidate.get("reading")
     if not isinstance(reading, Mapping):
         raise ValueError(f"A candidate must have a reading; this one has only {sorted(candidate)}.")
-    kept = {key: clean(reading[key]) for key in _READING_KEYS if reading.get(key) is not None}
-    quantities = kept.get("conserved")
+    reading_entries = {
+        key: clean(reading[key]) for key in _READING_KEYS if reading.get(key) is not None
+    }
+    quantities = reading_entries.get("conserved")
     for quantity in quantities if isinstance(quantities, list) else ():
         flow = quantity.get("flow") if isinstance(quantity, dict) else None
         if isinstance(flow, list) and len(flow) > 4 * detail.points:
             quantity["flow"] = flow[:: -(-len(flow) // (4 * detail.points))]
-    paths = [place for layer in kept.get("layers", []) for place in path_names(layer)]
+    paths = [place for layer in reading_entries.get("layers", []) for place in path_names(layer)]
     history = candidate.get("history") or []
-    entry: Content = {"name": visible_text(candidate.get("name", "network"), 200), "reading": kept}
-    shown = ("log_evidence", "spread", "left_out")
-    entry |= {key: clean(candidate[key]) for key in shown if candidate.get(key) is not None}
+    entry: Content = {
+        "name": visible_text(candidate.get("name", "network"), 200),
+        "reading": reading_entries,
+    }
+    optional_keys = ("log_evidence", "spread", "left_out")
+    entry |= {key: clean(candidate[key]) for key in optional_keys if candidate.get(key) is not None}
     if history:
         entry["series"] = history_columns(history, paths, detail.points)
     return entry
@@ -175,15 +180,17 @@ def history_columns(history: Sequence[Mapping[str, Any]], paths: list[str], poin
     """
     measured = [record for record in history if "log_evidence" in record]
     chosen = {id(record) for part in (history, measured) for record in _thinned(part, points // 2)}
-    kept = [record for record in history if id(record) in chosen]
-    clock = "epoch" if all("epoch" in record for record in kept) else "step"
+    records = [record for record in history if id(record) in chosen]
+    clock = "epoch" if all("epoch" in record for record in records) else "step"
     columns: Content = {"clock": clock}
-    columns["epoch"] = [record.get(clock, i) for i, record in enumerate(kept, 1)]
+    columns["epoch"] = [record.get(clock, i) for i, record in enumerate(records, 1)]
     for key in _SCALAR_COLUMNS:
-        if any(key in record for record in kept):
-            columns[key] = [record.get(key) for record in kept]
+        if any(key in record for record in records):
+            columns[key] = [record.get(key) for record in records]
     precisions: dict[str, dict[str, list[Any]]] = {}
-    names = {name for record in kept for key in _COLUMNS_BY_NAME for name in record.get(key) or ()}
+    names = {
+        name for record in records for key in _COLUMNS_BY_NAME for name in record.get(key) or ()
+    }
     # The owner of a tensor or prior group is the longest path name that it belongs to.
     owner = {
         name: max(
@@ -192,12 +199,12 @@ def history_columns(history: Sequence[Mapping[str, Any]], paths: list[str], poin
         for name in names
     }
     effective: dict[str, list[Any]] = {}
-    for row, record in enumerate(kept):
+    for row, record in enumerate(records):
         for name, value in (record.get("precisions") or {}).items():
             by_group = precisions.setdefault(owner[name], {})
-            by_group.setdefault(name, [None] * len(kept))[row] = value
+            by_group.setdefault(name, [None] * len(records))[row] = value
         for name, value in (record.get("effective_parameters") or {}).items():
-            column = effective.setdefault(owner[name], [None] * len(kept))
+            column = effective.setdefault(owner[name], [None] * len(records))
             column[row] = None if value is None else (column[row] or 0.0) + value
     cleaned: Content = clean(
         {**columns, "precisions": precisions, "effective_parameters": effective}

@@ -82,8 +82,8 @@ def _assemble(data: Content) -> str:
 
 def fill_template(name: str, parts: Mapping[str, str]) -> str:
     """Return a template of this package with its {{parts}} filled in."""
-    head, *pieces = read_asset(name).split("{{")
-    for piece in pieces:  # a single pass: inserted text is never expanded again
+    head, *blocks = read_asset(name).split("{{")
+    for piece in blocks:  # a single pass: inserted text is never expanded again
         part, _, tail = piece.partition("}}")
         head += parts[part] + tail
     return head

@@ -48,10 +48,10 @@ def verify(folder: Path, *names: str) -> Manifest:
             "discover or symrazor fit again; folders of earlier versions are not read."
         )
     if manifest.files is None:
-        again = "Run the same command again"
+        action = "Run the same command again"
         if manifest.owner.command == "fit":
-            again = f"Run symrazor fit --out {quote(str(folder))} --resume"
-        raise ValueError(f"The run in {folder} is not finished. {again} to resume it.")
+            action = f"Run symrazor fit --out {quote(str(folder))} --resume"
+        raise ValueError(f"The run in {folder} is not finished. {action} to resume it.")
     for name in names:
         path = inside(folder, name)
         if name not in manifest.files:

@@ -235,14 +235,14 @@ def owned_folder(
                 _delete_run(folder, owner, manifest)
             remove_temporaries(folder)
             check_links(folder)
-            others = _names(folder)
+            present = _names(folder)
             is_new = problem is not None or manifest is None or is_cleared
             if is_new:
                 write_manifest(folder, Manifest(owner))
             try:
                 yield
             except BaseException:
-                if is_new and _names(folder) <= others:  # nothing to resume
+                if is_new and _names(folder) <= present:  # nothing to resume
                     remove(folder / MANIFEST)
                 raise
     except BaseException:
@@ -304,10 +304,10 @@ def _delete_run(folder: Path, owner: Owner, manifest: Manifest | None) -> None:
     The folder is first marked for its new owner with the state "clearing": if the process is
     killed, no reader mistakes the remaining files for a run, and the next process deletes them.
     """
-    old = None if manifest is None else manifest.files or manifest.cleared
-    write_manifest(folder, Manifest(owner, cleared=old or {}))
-    places = {folder, *(inside(folder, name).parent for name in old or ())}
-    for name in old or ():
+    files = None if manifest is None else manifest.files or manifest.cleared
+    write_manifest(folder, Manifest(owner, cleared=files or {}))
+    places = {folder, *(inside(folder, name).parent for name in files or ())}
+    for name in files or ():
         remove(inside(folder, name))
     for place in sorted(places, reverse=True):
         for name in OUTPUTS:

@@ -83,9 +83,9 @@ def write_architecture(plain: nn.Module, folder: Path, example: Input) -> None:
     try:
         description = {"schema": SCHEMA, "network": describe(plain)}
         content = (json.dumps(description, separators=(",", ":"), allow_nan=False) + "\n").encode()
-        again = _load(_parse(content), folder / WEIGHTS)
+        reread = _load(_parse(content), folder / WEIGHTS)
         with torch.no_grad():
-            torch.testing.assert_close(call(again, example), call(plain, example))
+            torch.testing.assert_close(call(reread, example), call(plain, example))
     except (ValueError, AssertionError) as error:
         raise UndescribedError(f"{error}") from error
     write_atomically(folder / ARCHITECTURE, content)

@@ -105,12 +105,14 @@ def collapse(
         if shares is None:
             evidence = razor.evidence(loader, structure=structure)
             shares = path_shares(model, evidence.effective_parameters)
-        known = match_shares(shares, relaxed)
-        choice = choose_by_evidence(before, relaxed, known, razor, loader, structure)
+        layer_shares = match_shares(shares, relaxed)
+        choice = choose_by_evidence(before, relaxed, layer_shares, razor, loader, structure)
     else:
         choice = _fixed_threshold(threshold, shares)
-        known = match_shares(shares, relaxed)
-    rewriter = Rewriter(before, example_input, dropped_paths(relaxed, known, choice.value or 0.0))
+        layer_shares = match_shares(shares, relaxed)
+    rewriter = Rewriter(
+        before, example_input, dropped_paths(relaxed, layer_shares, choice.value or 0.0)
+    )
     plain = rewriter.rewrite(copy.deepcopy(before), "").eval()
     remaining = sorted({type(m).__name__ for m in plain.modules() if is_symrazor_module(m)})
     if remaining:
@@ -119,7 +121,7 @@ def collapse(
         plain = nn.Sequential(plain).eval()
     plain.collapse_report = {  # type: ignore[assignment]
         "layers": [
-            _layer_report(name, layer, known[name], rewriter.terms[name])
+            _layer_report(name, layer, layer_shares[name], rewriter.terms[name])
             for name, layer in relaxed.items()
         ],
         "threshold": asdict(choice),

@@ -137,16 +137,16 @@ def save_network(
 
 
 def _target(path: Path, format: str | None) -> tuple[str, Path]:
-    known = {suffix: name for name, suffix in SUFFIXES.items()}
-    chosen = known.get(path.suffix) if format is None else format
+    formats = {suffix: name for name, suffix in SUFFIXES.items()}
+    chosen = formats.get(path.suffix) if format is None else format
     if chosen not in SUFFIXES:
         raise ValueError(
             f"Unknown format: format={format!r}, file {path.name!r}. Use a format among "
-            f"{sorted(SUFFIXES)} or a file ending in {sorted(known)}."
+            f"{sorted(SUFFIXES)} or a file ending in {sorted(formats)}."
         )
     file = path / f"network{SUFFIXES[chosen]}" if path.is_dir() else path
     if file.suffix != SUFFIXES[chosen]:
-        other = f", or use --format {known[file.suffix]}" if file.suffix in known else ""
+        other = f", or use --format {formats[file.suffix]}" if file.suffix in formats else ""
         raise ValueError(
             f"{file} must end in {SUFFIXES[chosen]} for the format {chosen}. Rename it{other}."
         )
@@ -176,14 +176,14 @@ def _describe(plain: nn.Module, x: Input, about: About) -> str:
     """Return shapes, versions, the collapse report and what the caller says, as JSON."""
     with torch.no_grad():
         outputs = _call(plain, x)
-    known = {
+    description = {
         "symrazor": __version__,
         "torch": str(torch.__version__),
         "input": map_tensors(x, lambda part: ["n", *part.shape[1:]]),
         "output": ["n", *outputs[0].shape[1:]],
         "collapse": getattr(plain, "collapse_report", None),
     }
-    return json.dumps({**known, **about})
+    return json.dumps({**description, **about})
 
 
 def _arguments(x: Input) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
@@ -383,8 +383,8 @@ def _steps(graph: fx.Graph, place: str) -> list[dict[str, Any]]:
         target: Any = node.target
         if node.op == "call_function":
             target = _FUNCTION_NAMES.get(id(node.target))
-        known = target is not None and (node.op != "call_method" or target in METHODS)
-        if not known:
+        is_known = target is not None and (node.op != "call_method" or target in METHODS)
+        if not is_known:
             raise UndescribedError(f"{place} calls {node.target}, which is not in the vocabulary.")
         step: dict[str, Any] = {"call": CALLS[node.op], "target": target}
         if node.args:

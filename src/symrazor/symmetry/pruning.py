@@ -282,18 +282,18 @@ def _select(
     Every layer keeps one unit: without any it would cut the network.
     """
     total = sum(p.numel() for m in modules.values() for p in m.parameters(recurse=False))
-    kept = {name: posterior.present for name, posterior in posteriors.items()}
+    units_kept = {name: posterior.present for name, posterior in posteriors.items()}
     odds = {name: posterior.log_odds() for name, posterior in posteriors.items()}
     while True:
-        candidates = [name for name, units in kept.items() if int(units.sum()) > 1]
+        candidates = [name for name, units in units_kept.items() if int(units.sum()) > 1]
         if not candidates:
-            return kept
+            return units_kept
         name = max(candidates, key=lambda layer: float(odds[layer].max()))
         is_done = float(odds[name].max()) <= 0
         if keep is not None:
-            is_done = _size(modules, consumers, kept) <= keep * total
+            is_done = _size(modules, consumers, units_kept) <= keep * total
         if is_done:
-            return kept
+            return units_kept
         posteriors[name].remove(int(odds[name].argmax()))
         odds[name] = posteriors[name].log_odds()
 
@@ -301,12 +301,12 @@ def _select(
 def _size(
     modules: Mapping[str, nn.Module],
     consumers: Mapping[str, list[str]],
-    kept: Mapping[str, Tensor],
+    units_kept: Mapping[str, Tensor],
 ) -> float:
     """Return the number of weights with these units."""
     shares: dict[str, float] = {}
     rows: dict[str, float] = {}
-    for name, units in kept.items():
+    for name, units in units_kept.items():
         share = float(units.double().mean())
         rows[name] = share
         for consumer in consumers[name]:
@@ -319,24 +319,24 @@ def _size(
     return size
 
 
-def _cut_outputs(module: nn.Module, kept: Tensor) -> None:
+def _cut_outputs(module: nn.Module, units_kept: Tensor) -> None:
     """Remove output units of a layer in place."""
     assert isinstance(module, Weighted)
-    module.weight = nn.Parameter(module.weight[kept], module.weight.requires_grad)
+    module.weight = nn.Parameter(module.weight[units_kept], module.weight.requires_grad)
     if module.bias is not None:
-        module.bias = nn.Parameter(module.bias[kept], module.bias.requires_grad)
-    count = int(kept.sum())
+        module.bias = nn.Parameter(module.bias[units_kept], module.bias.requires_grad)
+    count = int(units_kept.sum())
     if isinstance(module, nn.Linear):
         module.out_features = count
     else:
         module.out_channels = count
 
 
-def _cut_inputs(module: nn.Module, kept: Tensor) -> None:
+def _cut_inputs(module: nn.Module, units_kept: Tensor) -> None:
     """Remove the inputs of a layer that read removed units; a flattened unit has several."""
     assert isinstance(module, Weighted)
-    repeats = module.weight.shape[1] // len(kept)
-    columns = kept.repeat_interleave(repeats)
+    repeats = module.weight.shape[1] // len(units_kept)
+    columns = units_kept.repeat_interleave(repeats)
     module.weight = nn.Parameter(module.weight[:, columns], module.weight.requires_grad)
     count = int(columns.sum())
     if isinstance(module, nn.Linear):

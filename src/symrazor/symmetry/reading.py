@@ -197,8 +197,8 @@ def _restore(annotation: Any, value: Any) -> Any:
     """Invert `asdict` and `json_ready` for a value with a type annotation."""
     if is_dataclass(annotation):
         hints = get_type_hints(annotation)
-        known = [f.name for f in fields(annotation) if f.name in value]
-        return annotation(**{name: _restore(hints[name], value[name]) for name in known})  # type: ignore[operator]
+        field_names = [f.name for f in fields(annotation) if f.name in value]
+        return annotation(**{name: _restore(hints[name], value[name]) for name in field_names})  # type: ignore[operator]
     if annotation is float and value is None:
         return math.nan
     origin, parts = get_origin(annotation), get_args(annotation)

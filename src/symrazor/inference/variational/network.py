@@ -141,8 +141,8 @@ class Variational(nn.Module):
         eta = [*self.eta.values(), *self.prior.parameters()]
         eta = [parameter for parameter in eta if parameter.requires_grad]
         in_eta = {id(parameter) for parameter in eta}
-        others = [p for p in self.parameters() if p.requires_grad and id(p) not in in_eta]
-        groups: list[dict[str, Any]] = [{"params": others, "lr": lr}]
+        posterior = [p for p in self.parameters() if p.requires_grad and id(p) not in in_eta]
+        groups: list[dict[str, Any]] = [{"params": posterior, "lr": lr}]
         return [*groups, {"params": eta, "lr": hyper_lr}] if eta else groups
 
     # Draws.
