@@ -27,7 +27,7 @@ from symrazor.core.files import reader, reserve
 from symrazor.data.arrays import Array, FileContents, as_inputs, as_labels
 from symrazor.data.binary_files import read_npy
 from symrazor.data.csv_files import BYTES_PER_FIELD, MAX_FIELD_CHARACTERS
-from symrazor.data.parquet_pages import page_bytes
+from symrazor.data.parquet_pages import page_sizes
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 VOLUME_SUFFIXES = (".npy", ".nii", ".nii.gz")
@@ -53,15 +53,14 @@ def optional(package: str, extra: str, path: Path) -> Any:
 def read_parquet(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the columns of a Parquet file as text, as those of a CSV file."""
     parquet = optional("pyarrow.parquet", "parquet", path)
+    n_bytes, n_values = page_sizes(path)
     with parquet.ParquetFile(path) as file:
         metadata = file.metadata
+        groups = (metadata.row_group(k) for k in range(metadata.num_row_groups))
+        n_bytes = max(n_bytes, sum(group.total_byte_size for group in groups))
         names = list(file.schema_arrow.names)
-        groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-        chunks = [group.column(k) for group in groups for k in range(group.num_columns)]
-        rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
-        fields = max(rows * len(names), sum(chunk.num_values for chunk in chunks))
-        n_bytes = max(sum(group.total_byte_size for group in groups), page_bytes(path, metadata))
-        reserve(2 * n_bytes + BYTES_PER_FIELD * fields, path)
+        n_values = max(n_values, metadata.num_rows * len(names))
+        reserve(2 * n_bytes + BYTES_PER_FIELD * n_values, path)
     # Repeated texts stay encoded until their lengths are known.
     table = parquet.read_table(path, read_dictionary=names)
     columns: dict[str, tuple[str, ...]] = {}
