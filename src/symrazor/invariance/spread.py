@@ -36,7 +36,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.accelerate.workers import Workers
-from symrazor.invariance.flows import Flow
+from symrazor.invariance.flows import Flow, per_input
 from symrazor.invariance.pose_network import PoseNetwork
 from symrazor.invariance.window import (
     WINDOW_SHARE,
@@ -254,7 +254,7 @@ def _move_some(
     amount: Tensor,
 ) -> Tensor:
     """Transform the inputs with amount 1, and standardise all."""
-    moved = torch.where(amount.view(-1, *(1,) * (x.dim() - 1)) > 0, transform(x), x)
+    moved = torch.where(per_input(amount, x) > 0, transform(x), x)
     return (moved - mean) / deviation
 
 
