@@ -1,5 +1,6 @@
 """Train from a configuration, write a run folder and load the network from it."""
 
+import errno
 import json
 import os
 import shutil
@@ -52,6 +53,28 @@ def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
     assert [r["epoch"] for r in read_events(tmp_path / "run" / "events.jsonl")] == [1, 2]
     assert torch.equal(again.predict(x[:5]).mean, fit.predict(x[:5]).mean)
     assert again.predict(x[:5], "probit").mean.shape == (5, 10)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_record_that_cannot_be_written_ends_the_run_and_is_not_lost(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = small(tmp_path), tmp_path / "run"
+    n_calls = 0
+
+    def fsync(handle: int) -> None:
+        nonlocal n_calls
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("events.jsonl"):
+            n_calls += 1
+            if n_calls == failing:
+                os.ftruncate(handle, 0 if failing == 1 else os.fstat(handle).st_size - 3)
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=r"No space left on device: '.*events\.jsonl'"):
+        run(config, out)
+    run(config, out)
+    assert {r["epoch"] for r in read_events(out / "events.jsonl")} == {1, 2}
 
 
 def test_regression_with_a_user_function_and_an_archive(tmp_path: Path) -> None:

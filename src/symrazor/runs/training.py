@@ -105,7 +105,7 @@ def run(
             for name, content in files.values():
                 write_atomically(inside(folder, name), content)
         if world.is_main:
-            callbacks = [JsonLines(inside(folder, EVENTS)), *callbacks]
+            callbacks = [JsonLines(inside(folder, EVENTS), required=True), *callbacks]
         else:
             callbacks = []
         options = _fit_options(config, folder)

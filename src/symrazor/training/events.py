@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from symrazor.core.files import check_writable_folder, reader
+from symrazor.core.files import check_writable_folder, named, reader
 from symrazor.core.validation import json_ready
 
 Record = Mapping[str, Any]
@@ -69,9 +69,12 @@ class JsonLines:
 
     Args:
         path: the file; it and its folders are created if they do not exist.
+        required: whether a record that cannot be written ends the training, before the checkpoint
+            of its epoch; a resumed run then writes the record.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, required: bool = False) -> None:
+        self.required = required
         # Now, so that a path that cannot be written to fails before training.
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,11 +85,14 @@ class JsonLines:
     def __call__(self, record: Record) -> None:
         """Append a record."""
         line = json.dumps(json_ready(record), allow_nan=False).encode() + b"\n"
-        with self.path.open("r+b") as file:
-            _repair_last_line(file)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with self.path.open("r+b") as file:
+                _repair_last_line(file)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise named(error, self.path) from error
 
 
 def _repair_last_line(file: BinaryIO) -> None:

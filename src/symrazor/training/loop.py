@@ -225,6 +225,8 @@ class Loop:
                 try:
                     callback(dict(record))
                 except Exception:
+                    if getattr(callback, "required", False):
+                        raise
                     log.exception("A callback raised an exception; training continues.")
 
     def _save_or_stop(self, interruption: "Interruption", round_ended: bool) -> None:
