@@ -12,7 +12,7 @@ from symrazor.dynamics.noise import NoiseEstimate
 from symrazor.dynamics.simulators import Choice
 from symrazor.dynamics.symplectic import Structure
 
-MAX_NOISE = 1.0
+MAX_NOISE = 5.0
 """Noise variance in a quantity, relative to its variance, above which it cannot be seen to vary."""
 MIN_TERM, MAX_TERMS = 0.02, 8
 """Terms of a formula: their smallest contribution relative to the largest one, and their number."""

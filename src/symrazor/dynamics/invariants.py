@@ -39,7 +39,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.eigen_search import search, tested_quantities
-from symrazor.dynamics.field_invariants import field_invariants
+from symrazor.dynamics.field_invariants import Combinations, field_invariants
 from symrazor.dynamics.fields import EnergyField
 from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
 from symrazor.dynamics.independence import MAX_UNEXPLAINED, is_independent, unexplained
@@ -56,7 +56,7 @@ FAMILY_ERROR = 0.01
 """Probability of any wrong decision in one call."""
 STATES_PER_FUNCTION = 4
 """Degrees of freedom per function that a library needs, at least."""
-MAX_FIELD_VARIATION = 0.2
+MAX_FIELD_VARIATION = 0.4
 """Upper confidence limit of the variation of a quantity that equations of motion conserve."""
 
 MAX_GRADIENTS = 300
@@ -92,8 +92,9 @@ def find_conserved(
     sample = sample_states(held_out, noise, seed)
     findings.fields = choose_field(training, held_out, libraries, noise)
     if findings.fields.adequate is not None:
-        _search_field(findings, libraries, sample, x)
-        _add_structure(findings, libraries, sample, x)
+        samples = sample, sample_states(data, noise, seed)
+        _search_field(findings, libraries, samples, x)
+        _add_structure(findings, libraries, samples, x)
     if not findings.quantities:
         sample = sample_states(data, noise, seed, MIN_TRAJECTORIES)
         _search_data(findings, libraries, sample)
@@ -125,7 +126,10 @@ def check_coordinates(data: Trajectories) -> None:
 
 
 def _search_field(
-    findings: Findings, libraries: Sequence[Library], sample: Sample, x: Float[Tensor, "n d"]
+    findings: Findings,
+    libraries: Sequence[Library],
+    samples: tuple[Sample, Sample],
+    x: Float[Tensor, "n d"],
 ) -> None:
     """Add the conserved quantities of the fitted field that the noise test confirms."""
     best = findings.fields.adequate
@@ -142,22 +146,36 @@ def _search_field(
             energy = field.energy_in(library, best.fit.errors)
             if energy is not None:
                 conserved, has_energy = conserved.after(*energy), True
-        tested = tested_quantities(conserved, sample, level)
+        tested = _tested(conserved, samples, level)
         if has_energy:
             tested[0] = replace(tested[0], name="energy")
         consistent = [q for q in tested if q.p_value >= level]
         _add_relations(findings, [q for q in consistent if not q.varies], x)
         varying = [q for q in consistent if q.varies]
         _add(findings, [q for q in varying if q.limit <= MAX_FIELD_VARIATION], x, exact=True)
-        unclear_ = [q for q in tested_quantities(unclear, sample, level) if q.p_value >= level]
+        unclear_ = [q for q in _tested(unclear, samples, level) if q.p_value >= level]
         for quantity in [*(q for q in varying if q.limit > MAX_FIELD_VARIATION), *unclear_]:
             known = [*findings.quantities, *findings.relations, *findings.undecided]
             if quantity.varies and is_independent(quantity, known, x, exact=True):
                 findings.undecided.append(quantity)
 
 
+def _tested(
+    combinations: Combinations, samples: tuple[Sample, Sample], level: float
+) -> list[Quantity]:
+    """Return combinations with p-values on trajectories set aside and variations in all data."""
+    held_out, everything = (tested_quantities(combinations, s, level) for s in samples)
+    return [
+        replace(q, variation=all_.variation, limit=all_.limit, noise=all_.noise)
+        for q, all_ in zip(held_out, everything, strict=True)
+    ]
+
+
 def _add_structure(
-    findings: Findings, libraries: Sequence[Library], sample: Sample, x: Float[Tensor, "n d"]
+    findings: Findings,
+    libraries: Sequence[Library],
+    samples: tuple[Sample, Sample],
+    x: Float[Tensor, "n d"],
 ) -> None:
     """Add the symplectic form of coordinates that are not canonical, and name the energy."""
     best = findings.fields.adequate
@@ -171,7 +189,7 @@ def _add_structure(
     if findings.structure is None:
         return
     level = FAMILY_ERROR / (2 * len(libraries))
-    (energy,) = tested_quantities(findings.structure.energy, sample, level)
+    (energy,) = _tested(findings.structure.energy, samples, level)
     # The energy replaces one quantity: it is a function of all of them.
     quantities = [replace(energy, name="energy")]
     for quantity in findings.quantities:

@@ -56,6 +56,8 @@ ENERGY_PREFERENCE = 0.6
 """Factor on the first error of fields of energies."""
 MAX_CANDIDATES = 10
 """Vector fields that are fitted, at most."""
+MAX_AFTER_ADEQUATE = 3
+"""Vector fields that are fitted after one is adequate, at most."""
 MAX_COMPLETED, MAX_COMPLETED_PARAMETERS = 2, 60
 """Vector fields with all functions of a library that are fitted, at most, and their parameters."""
 MAX_SUBSTEPS = 16
@@ -150,6 +152,7 @@ def _fit_in_turn(
     choice: Choice, starts: Sequence[tuple[str, ParametricField]], short: Windows, long: Windows
 ) -> bool:
     """Add fits of vector fields up to the first that reaches the noise; return whether one does."""
+    tried = 0
     for name, start in starts:
         substeps = _substeps(start, short)
         fit = fit_field(start, short, substeps)
@@ -161,6 +164,9 @@ def _fit_in_turn(
             error = max(residual_ratio(fit.field, long, substeps), error)
         choice.candidates.append(Candidate(name, fit, error, substeps))
         if error <= min(1 + choice.uncertainty, MAX_ADEQUATE):
+            return True
+        tried += choice.adequate is not None
+        if tried > MAX_AFTER_ADEQUATE:
             return True
     return False
 
