@@ -31,13 +31,14 @@ from symrazor.dynamics.library import Library
 from symrazor.dynamics.proposals import echelon
 from symrazor.dynamics.samples import FOLDS, Sample
 
-MAX_VARIATION = 0.02
+MAX_VARIATION = 0.01
 """Largest fraction of the variance of a conserved quantity within trajectories."""
 MIN_P = 0.05
 """Smallest p-value of a conserved quantity."""
 MAX_TESTED, MAX_TESTED_VARIATION = 40, 0.15
 """Directions that are tested in one library, at most, and their estimated variation."""
-TESTED_AT_ONCE = 5
+TESTED_AT_ONCE, MAX_UNDECIDED = 5, 3
+"""Directions that are tested side by side, and that are reported as undecided, at most."""
 SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
 """Coefficients are simplified within this many standard errors, and smallest p-value of a simple
 formula that is shown."""
@@ -58,7 +59,7 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     p, variation, error, best_p = _test_in_order(features, full, fits, count, level)
     limit = variation.clamp_min(0) + z * error
     accepted = leading_count((p >= MIN_P) & (limit <= MAX_VARIATION))
-    plausible = accepted + leading_count(best_p[accepted:] >= level)
+    plausible = accepted + min(MAX_UNDECIDED, leading_count(best_p[accepted:] >= level))
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.
     combined = [fit.project(basis, accepted) for fit in fits]
@@ -88,7 +89,7 @@ def _test_in_order(
         fixed = [fixed_direction(full.vectors[:, chosen])] * FOLDS
         size = chosen.stop - start
         p, variation, error, _ = noise_test(features, part, size)
-        best_p = noise_test(features, fixed, size)[0]
+        best_p = noise_test(features, fixed, size, curvature=False)[0]
         tests.append(torch.stack([p, variation, error, best_p]))
         if bool((p < level).any()):
             break

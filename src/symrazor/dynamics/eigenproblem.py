@@ -195,17 +195,18 @@ def directions(moments: Moments) -> Directions:
 
 
 def noise_test(
-    features: Features, fits: Sequence[Directions], count: int
+    features: Features, fits: Sequence[Directions], count: int, curvature: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return p-value, variation, its standard error and noise of the first directions.
 
-    Each is tested on trajectories that it was not estimated from.
+    Each is tested on trajectories that it was not estimated from. Without `curvature`, which takes
+    most of the time, the noise is an upper bound and the p-value conservative.
     """
     sample = features.sample
     vectors = torch.stack([fit.vectors[:, :count] for fit in fits])[sample.fold[sample.trajectory]]
     values = torch.einsum("nk,nkj->nj", features.values, vectors)
     noise = torch.einsum("nkd,nkj->njd", features.slopes, vectors).square().sum(-1)
-    if float((sample.deviation / sample.x.std(0)).max()) > LARGE_NOISE:
+    if curvature and float((sample.deviation / sample.x.std(0)).max()) > LARGE_NOISE:
         noise = _subtract_curvature(features, fits, count, noise)
     centred = sample.within(values)
     rise, slow_rise = _rise_by_estimation(features, fits, noise)
