@@ -24,7 +24,7 @@ STATE_STEP = 1e-5
 """Step of differences in a state, in standard deviations of its coordinate."""
 ITERATIONS, FIRST_ITERATIONS = 12, 3
 """Of the Gauss-Newton method, and for initial states before parameters move."""
-CONVERGED_SHARE = 0.8
+CONVERGED_SHARE = 0.97
 """Share of the windows whose initial states have to converge."""
 JACOBIAN_SAVING = 4
 """Steps of the integrator for residuals per step for their derivatives."""
