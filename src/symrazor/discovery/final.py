@@ -30,6 +30,7 @@ from symrazor.discovery.budget import (
     EVIDENCE_SUBSET,
     LARGE_SAMPLES,
     MAX_FINAL_EPOCHS,
+    ORDINARY_BATCH_SIZE,
     ORDINARY_LEARNING_RATE,
     FinalPlan,
     batch_size,
@@ -160,8 +161,9 @@ def _final_plan(
         return FinalPlan(name, compared.plan.epochs[1], n)
     cost = costs.get(name)
     if cost is None:
-        config = replace(compared.comparison.config, batch_size=batch_size(n))
         structure = question.family.structure(name)
+        largest = ORDINARY_BATCH_SIZE if structure == question.family.ordinary else n
+        config = replace(compared.comparison.config, batch_size=min(batch_size(n), largest))
         cost = measure_costs([structure], question.train, question.likelihood, config)[name]
     return plan_final(name, cost, n, seconds - (clock.now() - began))
 
@@ -208,7 +210,8 @@ def _train(
     )
     ordinary = question.family.ordinary
     if ordinary is not None and plan.name == ordinary.name:
-        config = replace(config, lr=ORDINARY_LEARNING_RATE, keep="last")
+        size = min(config.batch_size, ORDINARY_BATCH_SIZE)
+        config = replace(config, lr=ORDINARY_LEARNING_RATE, batch_size=size, keep="last")
     with torch.random.fork_rng([]):
         torch.manual_seed(options.seed)
         model, likelihood = question.family.structure(plan.name).make(), question.likelihood()
