@@ -42,7 +42,7 @@ test-lowest: $(LOWEST_READY) ## run the fast tests with the lowest versions that
 	OMP_NUM_THREADS=1 $(LOWEST_BIN)/python -m pytest -q -n $(JOBS) -m "not slow" \
 	  -W ignore::DeprecationWarning $(LOWEST_TESTS) $(ARGS)  # old packages with new dependencies
 
-faults: $(DEV_READY) ## attack everything (hours on few cores); ARGS="--help" lists the options
+faults: $(DEV_READY) ## attack with damaged files, hostile input and interruptions (hours); ARGS="--help" lists the options
 	cd tests/faults && OMP_NUM_THREADS=1 PYTHONPATH=. ../../$(BIN)/python -m harness \
 	  --json ../../benchmarks/results/faults.json $(ARGS)
 
@@ -53,11 +53,11 @@ lock: $(DEV_READY) ## write requirements-dev.lock: versions and hashes of the de
 	  --no-annotate --no-emit-index-url --extra dev --extra docs -c constraints.txt \
 	  --override .venv/no-torch.txt pyproject.toml -o requirements-dev.lock
 
-audit: $(DEV_READY) ## look for known holes in the locked packages; needs access to pypi.org
+audit: $(DEV_READY) ## look for known vulnerabilities of the locked packages; needs access to pypi.org
 	$(BIN)/python -m pip install pip-audit
 	$(BIN)/python tools/audit.py $(ARGS)
 
-bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four
+bench: bench-evidence bench-layers bench-fit bench-augment ## run the next four: evidence, layers, fit, augment
 
 bench-evidence: $(DEV_READY) ## time and memory of one evidence estimate
 	$(BIN)/python benchmarks/evidence.py $(ARGS)
