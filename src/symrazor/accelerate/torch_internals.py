@@ -152,8 +152,8 @@ def pad_circular(x: Tensor, amounts: Sequence[int]) -> Tensor:
             raise ValueError(
                 f"Circular padding of {max(low, high)} exceeds the size {size} of the input."
             )
-        parts = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
-        x = torch.cat([part for part in parts if part.shape[dim]], dim) if low or high else x
+        wrapped = [x.narrow(dim, size - low, low), x, x.narrow(dim, 0, high)]
+        x = torch.cat([part for part in wrapped if part.shape[dim]], dim) if low or high else x
     return x
 
 

@@ -320,8 +320,10 @@ class GaussianPrior(Prior):
         r"""Return $\lVert\theta\rVert^2$ of every group, or of every weight if diagonal."""
         sums = []
         for group in self.names:
-            parts = [theta[name].double().square() for name in self.members(group)]
-            total = parts[0] if self.diagonal else torch.stack([part.sum() for part in parts]).sum()
+            squares = [theta[name].double().square() for name in self.members(group)]
+            total = (
+                squares[0] if self.diagonal else torch.stack([part.sum() for part in squares]).sum()
+            )
             sums.append(total.flatten())
         return torch.cat(sums)
 
@@ -338,8 +340,8 @@ class GaussianPrior(Prior):
         low, high = LOG_PRECISION_BOUNDS
         flat = torch.cat([log_delta.flatten() for log_delta in self.log_precision])
         self.set_(flat)
-        parts = self._split((flat <= low) | (flat >= high))
-        at_bound = torch.stack([part.any() for part in parts]).tolist()
+        is_at_bound = self._split((flat <= low) | (flat >= high))
+        at_bound = torch.stack([part.any() for part in is_at_bound]).tolist()
         return [name for name, touches in zip(self.names, at_bound, strict=True) if touches]
 
     def _split(self, flat: Tensor) -> Sequence[Tensor]:

@@ -167,8 +167,8 @@ def _by_patches(x: Maps, shape: Geometry) -> Float[Tensor, "1 i i"]:
     if x.is_cuda:
         rows = PATCH_ENTRIES_GPU // features
     chunk = max(1, rows // math.prod(positions))
-    parts = [gram(_pixel_patches(part, shape, live, positions)) for part in x.split(chunk)]
-    A = parts[0][0] if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)[0]
+    grams = [gram(_pixel_patches(part, shape, live, positions)) for part in x.split(chunk)]
+    A = grams[0][0] if len(grams) == 1 else torch.stack(grams).sum(0, dtype=torch.float64)[0]
     return _channels_first(A.view(*kernel, channels, *kernel, channels), shape.kernel_size, live)
 
 
@@ -301,11 +301,11 @@ def _correlations(x: Images, wide: Images) -> Float[Tensor, "_ ky c c"]:
     c, ky, span = x.shape[1], wide.shape[2] - x.shape[2] + 1, wide.shape[3] - x.shape[3] + 1
     like = x.new_empty(c, c, ky, span)
     chunk = max(1, MAX_FLOAT32_TERMS // x[0, 0].numel())
-    parts = [
+    sums = [
         weight_gradient_of_conv2d(g, z, like)
         for g, z in zip(x.split(chunk), wide.split(chunk), strict=True)
     ]
-    return torch.stack(parts).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
+    return torch.stack(sums).sum(0, dtype=torch.float64).permute(3, 2, 0, 1)
 
 
 def _products_of_shifts(x: Images, kernel: Sequence[int], wraps: bool) -> Float[Tensor, "_ ky c c"]:

@@ -281,10 +281,10 @@ def _gradients_by_format(
     for use, g in zip(uses, cotangents, strict=True):
         if g is None:
             continue
-        parts = use.gradients(g) if len(use.outputs(g)) == n else {}
+        gradients = use.gradients(g) if len(use.outputs(g)) == n else {}
         for name in use.layer.tensors:
-            j, before = parts.get(name), total.get(name, torch.zeros(()))
-            if parts and j is None:
+            j, before = gradients.get(name), total.get(name, torch.zeros(()))
+            if gradients and j is None:
                 continue
             total[name] = None if j is None or before is None else before.to(j) + j.detach()
     return total

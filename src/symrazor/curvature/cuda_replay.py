@@ -152,8 +152,8 @@ class Replay:
         # The backward graph needs the number of columns of the root: evaluate the outputs once.
         self.forward.replay()
         self.roots = task.evaluate_outputs(self.f, y, batch.name)[1].clone()
-        first, last = task.structure.input_jobs(task, tape)
-        self._record(self.inputs, [*first, *last], total)
+        before_roots, after_roots = task.structure.input_jobs(task, tape)
+        self._record(self.inputs, [*before_roots, *after_roots], total)
         self._record(self.backward, task.structure.output_jobs(task, tape, self.roots), total)
         # Memory of each factor; none for a number on the host.
         self.panels = {

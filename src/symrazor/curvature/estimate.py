@@ -274,10 +274,10 @@ def collect_curvature(
     scheduler = choose_scheduler(task, keep_graph)
     total = Total(_expected_locally(task, keep_graph, expected))
     batches = numbered_batches(loader, task.pieces)
-    with scheduler.sharing_errors(), closing(scheduler.contributions(batches, total)) as parts:
-        for contribution in parts:
-            total.add(contribution)
-            del contribution  # its memory is free before the next contribution is computed
+    with scheduler.sharing_errors(), closing(scheduler.contributions(batches, total)) as results:
+        for result in results:
+            total.add(result)
+            del result  # its memory is free before the next contribution is computed
     sums = scheduler.reduce(total.value)
     map_factors(sums.sums, Factor.multiplied)  # here, where no precision is reduced
 

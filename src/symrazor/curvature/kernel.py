@@ -221,8 +221,8 @@ class Kernel(Block):
 
     def _differentiable_logdet(self, log_weights: Float[Tensor, " t"]) -> Tensor:
         root = (0.5 * log_weights).exp().unbind()
-        parts = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
-        B = torch.cat(parts, 1) * math.sqrt(self.scale)
+        scaled = [w * self.jacobian(name) for name, w in zip(self.names, root, strict=True)]
+        B = torch.cat(scaled, 1) * math.sqrt(self.scale)
         K = B @ B.mT + torch.eye(len(B), dtype=B.dtype, device=B.device)
         L: Tensor = torch.linalg.cholesky(K)
         return self.repeats * 2 * L.diagonal().log().sum()
@@ -257,16 +257,16 @@ class Kernel(Block):
     def jacobian(self, name: str) -> Float[Tensor, "m p"]:
         """Return the rows of a tensor in float64."""
         layout, width = self.layouts.get(name), self.shapes[name].numel()
-        parts = []
+        blocks = []
         for batch in self.rows.batches:
             part = batch.tensors.get(name)
             if part is None:  # it does not act on the outputs
-                parts.append(
+                blocks.append(
                     torch.zeros(batch.size, width, dtype=torch.float64, device=self.device)
                 )
             else:
-                parts.append(part.matrix(layout).double())
-        return torch.cat(parts)
+                blocks.append(part.matrix(layout).double())
+        return torch.cat(blocks)
 
     @property
     def device(self) -> torch.device:
@@ -309,11 +309,11 @@ class Kernel(Block):
         return []
 
     def _deviations(self, log_precision: LogPrecisions) -> Float[Tensor, " p"]:
-        parts = [
+        deviations = [
             (-0.5 * log_precision[name].detach()).exp().expand(shape).reshape(-1)
             for name, shape in self.shapes.items()
         ]
-        return torch.cat(parts)
+        return torch.cat(deviations)
 
     def draw(
         self, log_precision: LogPrecisions, noise: Float[Tensor, "s p"]

@@ -159,12 +159,12 @@ def _rows_from(flat: Tensor, described: Sequence[Mapping[str, Any]]) -> Iterator
     for batch in described:
         tensors: dict[str, Rows] = {}
         for name, shapes in batch["shapes"].items():
-            parts = []
+            factors = []
             for shape in shapes:
                 stop = start + math.prod(shape)
-                parts.append(flat[start:stop].reshape(shape))
+                factors.append(flat[start:stop].reshape(shape))
                 start = stop
-            tensors[name] = DenseRows(*parts) if len(parts) == 1 else SharedRows(*parts)
+            tensors[name] = DenseRows(*factors) if len(factors) == 1 else SharedRows(*factors)
         labels = tuple(batch["labels"])
         yield BatchRows(batch["n"], batch["c"], tensors, labels, batch["stands_for"])
 

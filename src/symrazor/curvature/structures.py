@@ -137,21 +137,21 @@ class Structure(ABC):
         Inputs that take more memory than the factor A they are the rows of come first and are
         released. All other inputs come last, when the graph is no longer in memory.
         """
-        first, last = self.input_jobs(task, tape, keep_graph)
-        return [*first, *self.output_jobs(task, tape, roots, keep_graph), *last]
+        before_outputs, after_outputs = self.input_jobs(task, tape, keep_graph)
+        return [*before_outputs, *self.output_jobs(task, tape, roots, keep_graph), *after_outputs]
 
     def output_jobs(
         self, task: CurvatureTask, tape: Tape, roots: Tensor, keep_graph: bool = False
     ) -> list[Job]:
         """Return the jobs that need cotangents, each for some columns of the root."""
-        parts = roots.split(self.columns_per_job)
-        release_graph = len(parts) == 1 and not keep_graph
+        portions = roots.split(self.columns_per_job)
+        release_graph = len(portions) == 1 and not keep_graph
 
         def sums(columns: Tensor) -> Statistics:
             cotangents = layer_cotangents(tape, columns, release_graph, keep_graph)
             return self.collect(task, cotangents, keep_graph)
 
-        return [as_job(partial(sums, columns), keep_graph) for columns in parts]
+        return [as_job(partial(sums, columns), keep_graph) for columns in portions]
 
 
 def add_exact_sums(sums: Statistics, gradients: Gradients) -> None:
@@ -238,13 +238,13 @@ class KroneckerStructure(Structure):
         for use in tape.uses:
             if use.factored_weight is not None:
                 by_layer.setdefault(use.factored_weight, []).append(use)
-        first: list[Job] = []
-        last: list[Job] = []
+        releasing: list[Job] = []
+        keeping: list[Job] = []
         for weight, uses in by_layer.items():
             release = not keep_graph and _input_exceeds_factor(uses)
             sums = partial(_input_sums, task, weight, uses, release, keep_graph)
-            (first if release else last).append(as_job(sums, keep_graph))
-        return first, last
+            (releasing if release else keeping).append(as_job(sums, keep_graph))
+        return releasing, keeping
 
     def collect(self, task: CurvatureTask, cotangents: Cotangents, keep_graph: bool) -> Statistics:
         """Return the output factors G, and H or h of all other tensors."""
@@ -369,9 +369,9 @@ def _input_sums(
     step = _sample_step(task, weight, uses)
     inputs = [x[::step] for x in inputs]
     if method.flavour == "reduce":
-        parts = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
-        positions = sum(a.shape[1] for a in parts)
-        mean = torch.stack([a.sum(1) for a in parts]).sum(0) / positions
+        inputs_of_uses = [use.inputs(x) for use, x in zip(uses, inputs, strict=True)]
+        positions = sum(a.shape[1] for a in inputs_of_uses)
+        mean = torch.stack([a.sum(1) for a in inputs_of_uses]).sum(0) / positions
         factors, count = [Factor.of_rows(mean)], len(mean)
     else:
         reduced = method.copies == "reduce"

@@ -195,12 +195,14 @@ class Answer:
     @property
     def details(self) -> str:
         """How sure the answer is, the evidence for it, and the recommended network."""
-        parts = [self._certainties(), *self.notes]
-        parts += [*map(self._evidence, self.claims), self._layers(), self._recommendation()]
-        parts.append(self._final_score())
+        sentences = [self._certainties(), *self.notes]
+        sentences += [*map(self._evidence, self.claims), self._layers(), self._recommendation()]
+        sentences.append(self._final_score())
         learned = self.invariances
-        parts.append(learned.verdict if isinstance(learned, LearnedInvariances) else learned or "")
-        return " ".join(part for part in parts if part)
+        sentences.append(
+            learned.verdict if isinstance(learned, LearnedInvariances) else learned or ""
+        )
+        return " ".join(part for part in sentences if part)
 
     @property
     def summary(self) -> dict[str, str]:
@@ -379,10 +381,10 @@ def recommend(candidates: Sequence[Candidate], family: Family, claims: Sequence[
     complete = [c for c in candidates if len(c.members) == most_starts]
     ranked = sorted(complete, key=lambda c: -c.log_evidence)
     if mean_gain(ranked[0], ranked[-1]) is None:
-        first = ranked[0]
-        inner = next((c for c in ranked if c.name == family.contains.get(first.name)), first)
-        error = max(MIN_LOG_ODDS, math.hypot(first.spread, inner.spread))
-        return inner.name if first.log_evidence - inner.log_evidence <= error else first.name
+        highest = ranked[0]
+        inner = next((c for c in ranked if c.name == family.contains.get(highest.name)), highest)
+        error = max(MIN_LOG_ODDS, math.hypot(highest.spread, inner.spread))
+        return inner.name if highest.log_evidence - inner.log_evidence <= error else highest.name
     best = max(ranked, key=lambda c: float(c.left_out.sum()))
     stated = {claim.structure for claim in claims if claim.holds}
     order = [s.structure for s in family.symmetries] + [s.name for s in family.structures]

@@ -99,19 +99,19 @@ def _class_names(data: Dataset) -> list[str] | None:
 
 def _question_document(result: "QuestionResult") -> dict[str, Any]:
     answer, test, names = result.answer, result.prepared_test(), _class_names(result.data)
-    parts = parts_of(answer.subject_fit, test=test, classes=names)
+    sections = parts_of(answer.subject_fit, test=test, classes=names)
     if answer.recommended_fit is not answer.subject_fit:  # calibration of the network to use
         recommended = parts_of(answer.recommended_fit, test=test, classes=names)
         if "calibration" in recommended:
-            parts["calibration"] = recommended["calibration"]
-    if "calibration" in parts:
+            sections["calibration"] = recommended["calibration"]
+    if "calibration" in sections:
         final = answer.final  # the page calls its training "longer"
         network = answer.recommended.name if final is None else f"{final.name}, longer"
-        parts["calibration"]["network"] = network
+        sections["calibration"]["network"] = network
     document = answer.to_dict()
     _number_layers(document)
     if isinstance(answer.invariances, LearnedInvariances) and answer.invariances.supported:
-        _add_invariances(document, parts, answer.invariances)
+        _add_invariances(document, sections, answer.invariances)
     return {
         **document,
         "network": answer.subject.name,
@@ -119,7 +119,7 @@ def _question_document(result: "QuestionResult") -> dict[str, Any]:
         "symmetric": answer.symmetric,
         "classes": _class_names(result.data),
         "targets": list(result.data.names) if result.data.task == "regression" else None,
-        **parts,
+        **sections,
         "not_tested": not_tested(result.data, answer),
         "code": result.code,
         **evaluate(result.network, result.posterior, result.data, result.test),
@@ -137,15 +137,15 @@ def _number_layers(document: dict[str, Any]) -> None:
 
 
 def _add_invariances(
-    document: dict[str, Any], parts: dict[str, Any], invariances: LearnedInvariances
+    document: dict[str, Any], sections: dict[str, Any], invariances: LearnedInvariances
 ) -> None:
     """Add the widths to the candidate they belong to, and transformed copies to the examples."""
     entries = {name: asdict(entry) for name, entry in invariances.invariances.items()}
     for candidate in (*document["candidates"], document["final"] or {}):
         if candidate.get("name") == invariances.network:
             candidate["reading"]["invariances"] = entries
-    images = torch.as_tensor(parts["examples"]["images"][:MAX_TRANSFORMED])
-    parts["examples"]["transformed"] = invariances.examples(images).tolist()
+    images = torch.as_tensor(sections["examples"]["images"][:MAX_TRANSFORMED])
+    sections["examples"]["transformed"] = invariances.examples(images).tolist()
 
 
 def evaluate(
@@ -166,17 +166,17 @@ def evaluate(
     x, y = x[:MAX_SAMPLES].to(data.x.dtype), y[:MAX_SAMPLES]
     is_classifier = data.task == "classification"
     prediction = predict(network, x, posterior, is_classifier)
-    parts: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     of = "training data" if test is None else "held-out data"
     if data.kind in ("image", "series") and x[0].numel() <= MAX_NUMBERS:
-        parts["moved"] = _moved(network, posterior, x, y, data)
+        sections["moved"] = _moved(network, posterior, x, y, data)
     if is_classifier:
-        parts |= _classified(x, y, prediction, data)
+        sections |= _classified(x, y, prediction, data)
     elif data.outputs == 1:
-        parts["scatter"] = _scatter(y, prediction)
-    if {"confusion", "scatter", "worst"} & set(parts):
-        parts["shown_on"] = of
-    return parts
+        sections["scatter"] = _scatter(y, prediction)
+    if {"confusion", "scatter", "worst"} & set(sections):
+        sections["shown_on"] = of
+    return sections
 
 
 def shifts(size: int) -> list[int]:
@@ -233,11 +233,11 @@ def _one_per_class(y: Tensor) -> list[int]:
 def _classified(x: Tensor, y: Tensor, prediction: Prediction, data: Dataset) -> dict[str, Any]:
     """Return the confusion matrix and the examples with the least probable labels."""
     p, k = prediction.mean, len(data.names)
-    parts: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
     if k <= MAX_CONFUSION_CLASSES:
         counts = torch.zeros(k, k, dtype=torch.int64)
         counts.index_put_((y, p.argmax(1)), torch.ones(len(y), dtype=torch.int64), accumulate=True)
-        parts["confusion"] = counts.tolist()
+        sections["confusion"] = counts.tolist()
     true_probability = p.gather(1, y.reshape(-1, 1))[:, 0]
     worst = true_probability.argsort()[:WORST]
     entry: dict[str, Any] = {
@@ -247,8 +247,8 @@ def _classified(x: Tensor, y: Tensor, prediction: Prediction, data: Dataset) -> 
     }
     if data.kind in ("image", "series") and x[0].numel() <= MAX_NUMBERS:
         entry["inputs"] = _shown(x[worst])
-    parts["worst"] = entry
-    return parts
+    sections["worst"] = entry
+    return sections
 
 
 def _scatter(y: Tensor, prediction: Prediction) -> dict[str, Any]:
@@ -289,17 +289,17 @@ def not_tested(data: Dataset, answer: Answer) -> list[str]:
 def code_for(answer: Answer, data: Dataset) -> str:
     """Return Python code for a network of the user, as the answer recommends; "" for none."""
     holds = {claim.name: claim.holds for claim in answer.claims}
-    parts = [_gain(answer)]
+    blocks = [_gain(answer)]
     if data.kind in ("image", "volume", "series"):
-        parts += [_shifts(holds, data), _point_groups(holds)]
+        blocks += [_shifts(holds, data), _point_groups(holds)]
     elif data.kind == "set":
-        parts.append(_points(holds, data))
+        blocks.append(_points(holds, data))
     elif data.kind == "vector" and "linear" in holds:
         hidden_layers = list(PERCEPTRONS).index(answer.recommended.name)
-        parts.append(_vectors(holds["linear"], hidden_layers, data))
-    parts.append(_augmentation(answer))
-    code = "\n\n".join(part for part in parts[1:] if part)
-    return "\n".join(part for part in (parts[0], code) if part) if code else ""
+        blocks.append(_vectors(holds["linear"], hidden_layers, data))
+    blocks.append(_augmentation(answer))
+    code = "\n\n".join(part for part in blocks[1:] if part)
+    return "\n".join(part for part in (blocks[0], code) if part) if code else ""
 
 
 def _gain(answer: Answer) -> str:

@@ -48,10 +48,10 @@ def describe_invariance(claims: Sequence[Claim]) -> str:
 
 def describe_shifts(claims: Sequence[Claim]) -> str:
     """Return a headline: whether position matters, or only along one axis."""
-    first, *axes = claims
-    if first.holds is None:
+    both_axes, *axes = claims
+    if both_axes.holds is None:
         return f"Undecided: the data do not show {IMAGE_WORDING.undecided}."
-    if first.holds:
+    if both_axes.holds:
         return IMAGE_WORDING.invariant
     free = [claim.name for claim in axes if claim.holds]
     if len(free) != 1:

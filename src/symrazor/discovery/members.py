@@ -223,10 +223,10 @@ def member_of(
     trained: Fit, job: Job, config: FitConfig, labels: Tensor, left_out: Tensors
 ) -> Member:
     """Return what is needed of a fit to compare it and to continue from it."""
-    parts = {"model": trained.model, "prior": trained.razor.prior}
+    modules = {"model": trained.model, "prior": trained.razor.prior}
     state = {
         name: {key: value.cpu() for key, value in copy_state(part.state_dict()).items()}
-        for name, part in {**parts, "likelihood": trained.razor.likelihood}.items()
+        for name, part in {**modules, "likelihood": trained.razor.likelihood}.items()
     }
     state["precisions"] = {k: float(v) for k, v in trained.razor.prior.precisions.items()}
     evidence = replace(

@@ -65,11 +65,11 @@ class Step(str):
     @property
     def status(self) -> str:
         """The best network so far and the time that is left."""
-        parts = [f"best so far: {self.best}"] if self.best else []
+        notes = [f"best so far: {self.best}"] if self.best else []
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
-            parts.append(f"{minutes}:{seconds:02d} left")
-        return ", ".join(parts)
+            notes.append(f"{minutes}:{seconds:02d} left")
+        return ", ".join(notes)
 
 
 @contextmanager
@@ -270,8 +270,8 @@ def groups_as_json(groups: Sequence[UserGroup] | None) -> list[Any] | None:
             entries.append(group)
         else:
             lie_generators = None if group.lie is None else group.lie.generators
-            parts = (group.permutations, group.matrices, lie_generators)
-            entries.append([group.name, *(None if p is None else p.tolist() for p in parts)])
+            generators = (group.permutations, group.matrices, lie_generators)
+            entries.append([group.name, *(None if p is None else p.tolist() for p in generators)])
     return entries
 
 

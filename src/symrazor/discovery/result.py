@@ -205,15 +205,15 @@ class Discovery:
     @property
     def loading_code(self) -> str:
         """Python code that loads the networks of the run folder and calls them."""
-        parts = ["import torch  # in the run folder"]
+        blocks = ["import torch  # in the run folder"]
         if (dynamics := self.dynamics) is not None:
             comment = f"float64 [n, {dynamics.size}] -> the same after a time of {dynamics.dt:g}"
-            parts.append('step = torch.export.load("network.pt2").module()')
-            parts[-1] += f"\nlater = step(states)  # {comment}"
+            blocks.append('step = torch.export.load("network.pt2").module()')
+            blocks[-1] += f"\nlater = step(states)  # {comment}"
         for result in self.results:
             subfolder = f"{result.answer.name}/" if len(self.results) > 1 else ""
-            parts.append(result.usage(f"{subfolder}network.pt2"))
-        return "\n\n".join(parts)
+            blocks.append(result.usage(f"{subfolder}network.pt2"))
+        return "\n\n".join(blocks)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document: all numbers, ready for JSON (docs/how-to/discover.md)."""
@@ -263,8 +263,8 @@ class Discovery:
 
     def _repr_html_(self) -> str:
         """Return verdict and candidates as HTML, for notebooks."""
-        parts = [question_html(result.answer.to_dict()) for result in self.results]
-        return "".join(parts) or f"<p>{verdict_html(self.verdict)}</p>"
+        tables = [question_html(result.answer.to_dict()) for result in self.results]
+        return "".join(tables) or f"<p>{verdict_html(self.verdict)}</p>"
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -125,10 +125,12 @@ class Group:
         """Return whether both groups have equal generators."""
         if self is other:
             return True
-        parts = [(g.permutations, g.matrices, g.lie and g.lie.generators) for g in (self, other)]
+        generators = [
+            (g.permutations, g.matrices, g.lie and g.lie.generators) for g in (self, other)
+        ]
         return self.size == other.size and all(
             a is b or (a is not None and b is not None and torch.equal(a, b))
-            for a, b in zip(*parts, strict=True)
+            for a, b in zip(*generators, strict=True)
         )
 
     @property
@@ -248,11 +250,11 @@ class Group:
         name, letters = f"{self.name} x {other.name}", product_letters(self.letters, other.letters)
         if self.permutations is not None and other.permutations is not None:
             left, right = torch.arange(self.size), torch.arange(other.size)
-            first = right.expand(len(self.permutations), -1)
-            second = left.expand(len(other.permutations), -1)
+            right_identity = right.expand(len(self.permutations), -1)
+            left_identity = left.expand(len(other.permutations), -1)
             rows = [
-                join_permutations(self.permutations, first),
-                join_permutations(second, other.permutations),
+                join_permutations(self.permutations, right_identity),
+                join_permutations(left_identity, other.permutations),
             ]
             return Group.from_permutations(name, torch.cat(rows), letters)
         left, right = (torch.eye(g.size, dtype=torch.float64) for g in (self, other))
@@ -261,13 +263,15 @@ class Group:
         matrices += [join_matrices(left, m) for m in other.discrete]
         if join_matrices is torch.block_diag:  # a flow on a sum does not move the other space
             left, right = torch.zeros_like(left), torch.zeros_like(right)
-        parts = [g.lie or LieAlgebra.of(no_matrices(g.size)) for g in (self, other)]
-        flows = [join_matrices(A, right) for A in parts[0].generators]
-        flows += [join_matrices(left, A) for A in parts[1].generators]
-        first_names = parts[0].names
-        names = [f"{name}'" if name in first_names else name for name in parts[1].names]
+        algebras = [g.lie or LieAlgebra.of(no_matrices(g.size)) for g in (self, other)]
+        flows = [join_matrices(A, right) for A in algebras[0].generators]
+        flows += [join_matrices(left, A) for A in algebras[1].generators]
+        first_names = algebras[0].names
+        names = [f"{name}'" if name in first_names else name for name in algebras[1].names]
         algebra = LieAlgebra(
-            (*first_names, *names), parts[0].units + parts[1].units, stack_matrices(flows, size)
+            (*first_names, *names),
+            algebras[0].units + algebras[1].units,
+            stack_matrices(flows, size),
         )
         return Group(
             name, size, None, stack_matrices(matrices, size), algebra if flows else None, letters

@@ -150,10 +150,10 @@ def _between_eigenvectors(
         return left.new_empty(0, len(left), len(right))
     products = (U[:, i].T.unsqueeze(2) * V[:, j].mH.unsqueeze(1)).flatten(1)
     # Products come in conjugate pairs: their real and imaginary parts span the real maps.
-    parts = torch.cat([products.real, products.imag])
-    weights, mixing = torch.linalg.eigh(parts @ parts.T)
+    candidates = torch.cat([products.real, products.imag])
+    weights, mixing = torch.linalg.eigh(candidates @ candidates.T)
     real = weights > 0.25
-    basis: Tensor = (mixing[:, real] / weights[real].sqrt()).T @ parts
+    basis: Tensor = (mixing[:, real] / weights[real].sqrt()).T @ candidates
     return basis.reshape(-1, len(left), len(right))
 
 

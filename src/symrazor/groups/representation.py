@@ -78,10 +78,10 @@ class Representation:
             size = rows.shape[1]
             representation = cls(group, size, rows, None, no_matrices(size))
         else:
-            first = moves if images is None else images
-            if first is None:
+            given = moves if images is None else images
+            if given is None:
                 raise ValueError(f"Pass images of the generators of {group.name}.")
-            size = first.shape[-1] if first.dim() else 0
+            size = given.shape[-1] if given.dim() else 0
             matrices = no_matrices(size) if images is None else images.double()
             flow_images = no_matrices(size) if moves is None else moves
             representation = cls(group, size, None, matrices, flow_images)

@@ -223,9 +223,9 @@ def last_layer_posterior(
     _, phi = features_of(network, head, x)
     layers: list[Any] = [network.get_submodule(name) for name in head]
     biases = [layer.bias for layer in layers if layer.bias is not None]
-    parts = [layer.weight for layer in layers]
-    parts += [torch.stack(biases).sum(0).unsqueeze(1)] if biases else []
-    W = torch.cat(parts, 1).double().cpu()
+    matrices = [layer.weight for layer in layers]
+    matrices += [torch.stack(biases).sum(0).unsqueeze(1)] if biases else []
+    W = torch.cat(matrices, 1).double().cpu()
     ones = torch.ones(len(phi), W.shape[1] - phi.shape[1], dtype=torch.float64)
     extended = torch.cat([phi.double(), ones], 1)
     likelihood = copy.deepcopy(likelihood).cpu()

@@ -272,8 +272,8 @@ class Razor:
         # more memory than a training step: process a batch in pieces.
         pieces = self.config.pieces if hyperparameters(self.model) else 1
         method = method or self.method
-        parts = (self.model, self.layers, self.likelihood, method, self.generator, pieces)
-        return CurvatureTask(*parts, memory=self.config.memory)
+        arguments = (self.model, self.layers, self.likelihood, method, self.generator, pieces)
+        return CurvatureTask(*arguments, memory=self.config.memory)
 
     def _curvature(
         self,
@@ -390,9 +390,9 @@ class Razor:
 
     def _keep_if_best(self, evidence: Evidence) -> None:
         if self.best is None or evidence.log_evidence > self.best.log_evidence:
-            parts = ("model", "prior", "likelihood")
+            names = ("model", "prior", "likelihood")
             self.best = evidence
-            self.best_state = {name: copy_state(getattr(self, name).state_dict()) for name in parts}
+            self.best_state = {name: copy_state(getattr(self, name).state_dict()) for name in names}
 
     def restore_best(self) -> Evidence:
         """Restore model, prior and likelihood of the highest evidence that `step` has found."""

@@ -356,10 +356,10 @@ class Categorical(Likelihood):
             )
         wrong = ((y < 0) | (y >= f.shape[1])).nonzero()
         if len(wrong):
-            first = int(wrong[0])
+            position = int(wrong[0])
             raise ValueError(
-                f"Label {int(y[first])} at position {first} of the batch is not between 0 and "
-                f"{f.shape[1] - 1}: the model has {f.shape[1]} outputs."
+                f"Label {int(y[position])} at position {position} of the batch is not between 0 "
+                f"and {f.shape[1] - 1}: the model has {f.shape[1]} outputs."
             )
 
 

@@ -256,8 +256,8 @@ class Variational(nn.Module):
                 "hidden=... needs a prior that is the same for all hidden units, which "
                 "prior_groups='diagonal' is not. Use hidden=() or other groups."
             )
-        parts = [hidden_units(self.posteriors, *pair) for pair in hidden]
-        gains = [permutation_gain(part, generator=self.generator) for part in parts]
+        units = [hidden_units(self.posteriors, *pair) for pair in hidden]
+        gains = [permutation_gain(part, generator=self.generator) for part in units]
         return torch.stack(gains).sum()
 
     def _nll(self, f: Float[Tensor, "s n k"], y: Tensor) -> Float[Tensor, "s n"]:
