@@ -1,6 +1,7 @@
 """Learn invariances of images in `discover`."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from symrazor.discovery.invariances import (
     wants_invariances,
 )
 from symrazor.discovery.question import Family, Options, Question
-from symrazor.invariance.spread import EVALUATIONS
+from symrazor.invariance.spread import EVALUATIONS, Spreads
 from symrazor.training.checkpoint import Checkpoints, State
 from symrazor.training.loop import clock
 from symrazor.training.options import FitConfig
@@ -86,6 +87,31 @@ def test_only_supported_ranges_are_shown(discovery: sr.Discovery, gain: float) -
     assert ("Labels are unchanged by" in changed.verdict) is supported
     if supported:
         assert torch.tensor(page["examples"]["transformed"]).shape[1:] == (8, 1, 8, 8)
+
+
+def test_the_augmentation_is_for_images_in_the_unit_of_the_data(discovery: sr.Discovery) -> None:
+    brightness = replace(
+        _learned(discovery).learned.spreads.of_class["brightness"], cross_entropy=math.log(9)
+    )
+    spreads = Spreads({"brightness": brightness}, {"brightness": brightness})
+    learned = replace(_learned(discovery).learned, spreads=spreads)
+    found = _with(discovery, learned=learned, gain=Margin(10.0, 4.0))
+    result = found.results[0]
+    bright = replace(result.data, x=50 * result.data.x)
+    augment = sr.Discovery([replace(result, data=bright)]).augmentation()
+    x = torch.zeros(400, 1, 8, 8)
+    reach = float(augment(x).abs().max())
+    assert 0.9 * brightness.amount * 50 < reach <= 1.1 * brightness.amount * 50
+    assert torch.equal(augment.eval()(x), x)
+
+
+def test_without_a_supported_range_there_is_no_augmentation(discovery: sr.Discovery) -> None:
+    with pytest.raises(ValueError, match="No invariance is confirmed"):
+        _with(discovery, gain=Margin(-40.0, 4.0)).augmentation()
+    result = discovery.results[0]
+    untested = replace(result, answer=replace(result.answer, invariances=None))
+    with pytest.raises(ValueError, match="Invariances were not learned"):
+        sr.Discovery([untested]).augmentation()
 
 
 def test_ranges_without_a_training_are_not_confirmed(discovery: sr.Discovery) -> None:

@@ -297,7 +297,7 @@ def code_for(answer: Answer, data: Dataset) -> str:
     elif data.kind == "vector" and "linear" in holds:
         hidden_layers = list(PERCEPTRONS).index(answer.recommended.name)
         blocks.append(_vectors(holds["linear"], hidden_layers, data))
-    blocks.append(_augmentation(answer))
+    blocks.append(_augmentation(answer, data))
     code = "\n\n".join(part for part in blocks[1:] if part)
     return "\n".join(part for part in (blocks[0], code) if part) if code else ""
 
@@ -413,16 +413,15 @@ def _vectors(is_linear: bool | None, hidden_layers: int, data: Dataset) -> str:
     )
 
 
-def _augmentation(answer: Answer) -> str:
+def _augmentation(answer: Answer, data: Dataset) -> str:
     """Return code for the random transformations that the data support, and those to leave out."""
     learned = answer.invariances
     if not isinstance(learned, LearnedInvariances):
         return ""
     lines = []
     if learned.supported:
-        lines = [
-            f"# Random transformations of these ranges:\n{learned.learned.torchvision().strip()}"
-        ]
+        pipeline = learned.for_images(data.x).torchvision().strip()
+        lines = [f"# Random transformations of these ranges:\n{pipeline}"]
     harmful = [spread.flow.name for spread in learned.learned.label_changing]
     if harmful:
         lines.append(f"# Not these, which change the labels: {join_names(harmful)}.")

@@ -132,6 +132,10 @@ class LearnedInvariances:
             f"{text}; they change the predicted class of {100 * self.change:.0f} % of the images."
         )
 
+    def for_images(self, x: Tensor) -> LearnedAugmentation:
+        """Return the measured ranges for images in the unit of x, which are not standardised."""
+        return replace(self.learned, deviation=float(x[:MAX_INPUTS].float().std()))
+
     def augmentation(self) -> RandomAugmentation:
         """Return the supported transformations as a module, for standardised images."""
         found = self.learned.found if self.supported else []

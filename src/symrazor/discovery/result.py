@@ -23,9 +23,11 @@ from symrazor.data.shapes import as_kind, plural
 from symrazor.discovery.answer import Answer, Candidate
 from symrazor.discovery.document import code_for, document_of, dtype_name
 from symrazor.discovery.final import delivered_posterior
+from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.trajectories import Dynamics, save_animation
 from symrazor.inference.last_layer import LastLayer, predict
 from symrazor.inference.posterior import Prediction
+from symrazor.invariance.learned_augmentation import RandomAugmentation
 from symrazor.layers.path import is_symrazor_module, traced
 from symrazor.report.page import verdict_html, write_page
 from symrazor.report.summary import question_html
@@ -196,6 +198,18 @@ class Discovery:
         is_classifier = data.task == "classification"
         posterior = self._first.posterior
         return predict(self.network(), values.to(data.x.dtype), posterior, is_classifier)
+
+    def augmentation(self) -> RandomAugmentation:
+        """Return the learned transformations as a torch module, for images as they were given.
+
+        It is the identity in evaluation mode. ValueError if there are none; it says why.
+        """
+        learned = self._first.answer.invariances
+        if not isinstance(learned, LearnedInvariances):
+            raise ValueError(learned or "Invariances were not learned: only those of images are.")
+        if not learned.supported:
+            raise ValueError(learned.verdict)
+        return learned.for_images(self._first.data.x).augmentation()
 
     @property
     def code(self) -> str:
