@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import symrazor.invariance.spread as spread_module
-from symrazor.invariance.flows import Flow
+from symrazor.invariance.flows import Flow, add
 from symrazor.invariance.spread import (
     Spread,
     Spreads,
@@ -24,12 +24,8 @@ def _turn(x: Tensor, angle: Tensor) -> Tensor:
     return torch.stack([cos * x[:, 0] - sin * x[:, 1], sin * x[:, 0] + cos * x[:, 1]], 1)
 
 
-def _add(x: Tensor, amount: Tensor) -> Tensor:
-    return x + amount.unsqueeze(1)
-
-
 CIRCLE = Flow("rotation", "circle", 36, math.pi, "degrees", _turn, 180 / math.pi, min_range=18)
-LINE = Flow("shift", "line", 9, 1.0, "units", _add)
+LINE = Flow("shift", "line", 9, 1.0, "units", add)
 
 
 def _arrows(angle: Tensor) -> Tensor:
@@ -90,12 +86,12 @@ def test_two_processes_give_the_numbers_of_one() -> None:
 
 
 def test_flips_and_amounts_of_factors() -> None:
-    flip = Flow("flip", "choice", 2, 1, "probability", _add)
+    flip = Flow("flip", "choice", 2, 1, "probability", add)
     share = 0.3
     loss = -share * math.log(share) - (1 - share) * math.log(1 - share)
     assert Spread(flip, loss, 0.0, 0.5).range == pytest.approx(share, abs=1e-6)
     assert Spread(flip, math.log(2), 0.0, 0.5).is_whole
-    factor = Flow("scale", "line", 9, math.log(1.4), "factor", _add, min_range=1.2)
+    factor = Flow("scale", "line", 9, math.log(1.4), "factor", add, min_range=1.2)
     wide = Spread(factor, math.log(9), 0.0, 0.5)
     assert wide.is_whole and wide.amount == pytest.approx(math.log(1.4))
 
