@@ -92,3 +92,34 @@ def test_a_function_with_the_same_value_everywhere_is_a_relation(noise: float) -
     (relation,) = findings.relations
     assert relation.terms == 3 and not relation.varies
     assert {"x4^2", "x5^2", "x6^2"} <= set(relation.formula.replace("+", " ").split())
+
+
+def test_a_function_of_nearly_parallel_quantities_is_not_new() -> None:
+    """The direction in which the known gradients differ is small, and nevertheless known."""
+    x = states()
+    known = [quantity(x, a=1.0), quantity(x, a=1.0, b=0.01)]
+    assert not is_independent(quantity(x, b=1.0), known, x, exact=True)
+    assert is_independent(quantity(x, c=1.0), known, x, exact=True)
+
+
+def test_noise_that_is_too_large_for_a_library_leaves_the_answer_open() -> None:
+    """The energy holds cos(a - b), and the noise of the angles is about one radian."""
+
+    def rotors(x: Tensor) -> Tensor:
+        a, b, u, v = x.unbind(-1)
+        force = 1.3 * (a - b).sin()
+        return torch.stack([u, v, -force, force], -1)
+
+    scale = torch.tensor([1.5, 1.5, 0.8, 0.8], dtype=torch.float64)
+    start = scale * torch.randn(
+        50, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    states = solve(rotors, start, 0.25 * torch.arange(40, dtype=torch.float64))
+    noise = torch.randn(
+        states.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64
+    )
+    noisy = states + 0.1 * states.flatten(0, 1).std(0) * noise
+    findings = find_conserved(Trajectories.of(noisy, 0.25 * torch.arange(40.0)))
+    (momentum,) = findings.quantities
+    assert momentum.terms == 2 and momentum.library.title == "linear functions"
+    assert not findings.is_decided

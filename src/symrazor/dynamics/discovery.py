@@ -172,8 +172,7 @@ def _needs_network(findings: Findings | None, data: Trajectories, config: Discov
         return config.network
     if findings is None:
         return True
-    has_answer = bool(findings.quantities) and findings.is_decided
-    return findings.fields.adequate is None and not has_answer
+    return findings.fields.adequate is None and not findings.quantities and not findings.is_decided
 
 
 def _learn_network(data: Trajectories, config: DiscoverConfig, report: Progress) -> NetworkResult:

@@ -7,7 +7,7 @@ the order of their variation, up to the first that is not conserved:
   below `MAX_VARIATION`: in a rich library, noise may make something look nearly conserved;
 - refuted, if even the direction that varies least in all data has a p-value below a threshold;
 - undecided otherwise: the data are too few or too noisy, and a conserved direction near the
-  estimated one could not be seen.
+  estimated one could not be seen, or the noise is too large for the functions.
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,8 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     p, variation, error, best_p = _test_in_order(features, full, fits, count, level)
     limit = variation.clamp_min(0) + z * error
     accepted = leading_count((p >= MIN_P) & (limit <= MAX_VARIATION))
+    if not features.is_noise_linear():  # the test may refute what is conserved
+        best_p = torch.ones_like(best_p)
     plausible = accepted + min(MAX_UNDECIDED, leading_count(best_p[accepted:] >= level))
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.

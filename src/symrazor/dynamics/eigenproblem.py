@@ -20,6 +20,8 @@ STEP = 0.5
 """Step of the differences that give second derivatives, in standard deviations of the noise."""
 RISE_SAFETY = 1.5
 """Factor on the expected rise of the statistics by estimated coefficients, which is approximate."""
+MAX_CURVATURE = 0.1
+"""Largest variance that noise causes through curvature of a function, relative to its slope."""
 LARGE_NOISE = 0.01
 """Noise, relative to the spread of a coordinate, from which curvature of functions counts."""
 
@@ -47,6 +49,16 @@ class Features:
         slopes = self.library.gradients(x)[:, self.kept]
         scaled: Tensor = slopes * self.sample.deviation / self.scale[:, None]
         return scaled
+
+    def is_noise_linear(self) -> bool:
+        """Return whether noise changes all functions nearly linearly, as the tests assume."""
+        first, second = (torch.zeros_like(self.scale) for _ in range(2))
+        x, values = self.sample.x, self.library(self.sample.x)[:, self.kept]
+        for shift in torch.diag(self.sample.deviation):
+            ahead, behind = (self.library(x + side * shift)[:, self.kept] for side in (1, -1))
+            first += (0.5 * (ahead - behind)).square().mean(0)
+            second += 0.5 * (ahead + behind - 2 * values).square().mean(0)
+        return bool((second <= MAX_CURVATURE * first).all())
 
     def second_order(self, use: Tensor, c: Float[Tensor, "k j"]) -> Float[Tensor, "n j"]:
         r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations.

@@ -162,7 +162,7 @@ class Findings:
     @property
     def is_decided(self) -> bool:
         """Whether it is known for every combination of the libraries if it is conserved."""
-        return not self.undecided and (self.fields.adequate is not None or not self.skipped)
+        return not self.undecided and not self.skipped
 
     @property
     def all(self) -> list[Quantity]:

@@ -22,7 +22,7 @@ MAX_DEPENDENCE = 0.03
 """Functions of other quantities have less than this fraction of new squared gradient."""
 MAX_UNEXPLAINED = 0.05
 """So are quantities of which a quadratic function of others leaves less than this fraction."""
-MIN_SINGULAR_VALUE = 0.02
+MIN_SINGULAR_VALUE, MIN_EXACT_SINGULAR_VALUE = 0.02, 0.002
 """Smallest relative singular value of known gradients that adds a direction."""
 
 
@@ -42,7 +42,8 @@ def is_independent(
     others = torch.stack([other.gradient(few) * unit for other in known], -1)
     others = others / others.norm(dim=1, keepdim=True).clamp_min(1e-300)
     basis, values, _ = torch.linalg.svd(others, full_matrices=False)
-    basis = basis * (values > MIN_SINGULAR_VALUE * values[:, :1])[:, None]
+    smallest = MIN_EXACT_SINGULAR_VALUE if exact else MIN_SINGULAR_VALUE
+    basis = basis * (values > smallest * values[:, :1])[:, None]
     inside = torch.einsum("ndk,nd->nk", basis, gradient).square().sum(1)
     whole = gradient.square().sum(1)
     if exact:

@@ -39,6 +39,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from symrazor.dynamics.eigen_search import search, tested_quantities
+from symrazor.dynamics.eigenproblem import LARGE_NOISE
 from symrazor.dynamics.field_invariants import Combinations, field_invariants
 from symrazor.dynamics.fields import EnergyField
 from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
@@ -59,6 +60,8 @@ STATES_PER_FUNCTION = 4
 MAX_FIELD_VARIATION = 0.4
 """Upper confidence limit of the variation of a quantity that equations of motion conserve."""
 
+MAX_TESTED_AGAIN = 3
+"""Undecided combinations that are reported, at most, if the data alone are asked once more."""
 MAX_GRADIENTS = 300
 """States at which gradients are compared, at most."""
 MAX_ENERGY_DIFFERENCE = 1e-3
@@ -95,14 +98,27 @@ def find_conserved(
         samples = sample, sample_states(data, noise, seed)
         _search_field(findings, libraries, samples, x)
         _add_structure(findings, libraries, samples, x)
-    if not findings.quantities:
-        sample = sample_states(data, noise, seed, MIN_TRAJECTORIES)
-        _search_data(findings, libraries, sample)
-        if findings.fields.adequate is not None:
-            # Noise may hide that the field is only near to one that conserves them.
-            findings.undecided = [*findings.quantities, *findings.undecided]
-            findings.quantities, findings.functions = [], []
+    if findings.fields.adequate is None:
+        _search_data(findings, libraries, sample_states(data, noise, seed, MIN_TRAJECTORIES))
+    elif _may_have_missed(findings, x):
+        found = Findings()
+        found.quantities, found.relations = [*findings.quantities], findings.relations
+        try:
+            everything = sample_states(data, noise, seed, MIN_TRAJECTORIES)
+        except ValueError as error:
+            findings.skipped.append(str(error))
+        else:
+            _search_data(found, libraries, everything)
+        more = [*found.quantities[len(findings.quantities) :], *found.undecided]
+        findings.undecided += more[: MAX_TESTED_AGAIN - len(findings.undecided)]
     return findings
+
+
+def _may_have_missed(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
+    """Return whether noise may hide that the field is only near to one that conserves more."""
+    assert findings.noise is not None
+    noise = float((findings.noise.deviation(x) / x.std(0)).max())
+    return not _is_complete(findings, x) and (noise > LARGE_NOISE or not findings.quantities)
 
 
 def check_coordinates(data: Trajectories) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from symrazor.dynamics.findings import Findings, Quantity
+from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
 from symrazor.dynamics.invariants import FAMILY_ERROR
 from symrazor.dynamics.network_result import NetworkResult
 from symrazor.dynamics.noether import Noether, entry_of
@@ -87,7 +87,7 @@ class Discovered:
         entries = self.noether.entries
         if self.findings is None or (not entries and not self.is_decided):
             if self.network is None:
-                return f"Undecided: {self.reason}."
+                return f"Undecided: {self.reason}." if self._undecided() == "" else ""
             return f"Undecided by the noise test: {self.reason}. {self.network.verdict}"
         if not entries:
             return f"No quantity within the library is conserved. {self.noether.decay}".strip()
@@ -104,6 +104,18 @@ class Discovered:
         group = f" They generate {self.noether.group}." if self.noether.group else ""
         return f"{len(entries)} quantities are conserved: {'; '.join(shown)}{more}{rest}.{group}"
 
+    def _undecided(self) -> str:
+        """Return what the data cannot tell, in words."""
+        if self.findings is None or not self.findings.undecided:
+            return ""
+        count, first = len(self.findings.undecided), self.findings.undecided[0]
+        is_short = first.terms <= MAX_TERMS
+        example = f"such as {first.formula}" if is_short else f"of the {first.library.title}"
+        return (
+            f"Undecided: {count} {'further ' if self.noether.entries else ''}"
+            f"combination{'s' if count > 1 else ''}, {example}; more or cleaner data would tell."
+        )
+
     def _certainty(self) -> list[str]:
         sentences = [self.noether.coordinates]
         if self.noether.entries:
@@ -114,12 +126,9 @@ class Discovered:
                 f" change{'s' if len(self.noether.entries) == 1 else ''} no more than noise "
                 f"explains (p = {p:.2g}; at most {100 * limit:.2g} % of the variance)."
             )
-        if self.findings is not None and self.findings.undecided:
-            count = len(self.findings.undecided)
-            sentences.append(
-                f"Undecided: {count} further combination{'s' if count > 1 else ''}, such as "
-                f"{self.findings.undecided[0].formula}; more or cleaner data would tell."
-            )
+        sentences.append(self._undecided())
+        for relation in [] if self.findings is None else self.findings.relations:
+            sentences.append(f"{relation.shortest} has the same value in all states.")
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,6 +139,7 @@ class Discovered:
             "conserved": self.conserved,
             "functions": [] if findings is None else [q.estimate for q in findings.functions],
             "undecided": [] if findings is None else [q.estimate for q in findings.undecided],
+            "relations": [] if findings is None else [q.estimate for q in findings.relations],
             "libraries": [] if findings is None else findings.libraries,
             "skipped": [] if findings is None else findings.skipped,
             **self.noether.to_dict(),

@@ -60,7 +60,7 @@ MAX_AFTER_ADEQUATE = 3
 """Vector fields that are fitted after one is adequate, at most."""
 MAX_COMPLETED, MAX_COMPLETED_PARAMETERS = 2, 60
 """Vector fields with all functions of a library that are fitted, at most, and their parameters."""
-MAX_SUBSTEPS = 16
+MIN_REFINED_SUBSTEPS, MAX_SUBSTEPS = 3, 16
 
 
 @dataclass
@@ -204,14 +204,15 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     best = choice.adequate
     if best is None:
         return choice
-    fit = fit_field(best.fit.field, windows, best.substeps, prune=False)
+    substeps = max(best.substeps, MIN_REFINED_SUBSTEPS)  # small errors add up in long rollouts
+    fit = fit_field(best.fit.field, windows, substeps, prune=False)
     if fit is None:
         return choice
-    error = max(residual_ratio(fit.field, held_out, best.substeps), fit.chi_squared)
+    error = max(residual_ratio(fit.field, held_out, substeps), fit.chi_squared)
     if error > TIE * best.error:
         return choice
     others = [candidate for candidate in choice.candidates if candidate is not best]
-    again = Candidate(best.name, fit, error, best.substeps)
+    again = Candidate(best.name, fit, error, substeps)
     return Choice([*others, again], choice.uncertainty)
 
 
