@@ -11,6 +11,7 @@ from symrazor.core.likelihood import Categorical
 from symrazor.data import dataset
 from symrazor.discovery import final
 from symrazor.discovery.api import answer_question
+from symrazor.discovery.claims import Margin
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.question import Family, Options, Question
 
@@ -68,12 +69,16 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
     assert sizes == [n if n < 2000 else n - 120]  # a twentieth is set aside
 
 
+@pytest.mark.parametrize(
+    ("gain", "how"),
+    [(0.01, "as well"), (0.5, "left-out samples better, by 0.5 nats each,")],
+)
 def test_many_data_without_symmetry_get_the_ordinary_network(
-    monkeypatch: pytest.MonkeyPatch,
+    gain: float, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is trained on all data but those of the check, which give its temperature."""
     monkeypatch.setattr(final, "LARGE_SAMPLES", 1000)
-    monkeypatch.setattr(final, "_is_better", lambda *_: True)
+    monkeypatch.setattr(final, "_gain", lambda *_: Margin(gain, 0.1))
     n, generator = 2000, torch.Generator().manual_seed(0)
     x, y = torch.randn(n, 1, 8, 8, generator=generator), torch.arange(n) % 2
     full = candidates_for(dataset(x, y))
@@ -86,4 +91,4 @@ def test_many_data_without_symmetry_get_the_ordinary_network(
     assert (answer.recommended.name, answer.final.name) == ("fully connected", "ordinary")
     assert answer.final.fit.razor.n_data == 1800
     assert answer.delivered.temperature == answer.final.own_temperature != 1.0
-    assert "An ordinary CNN, trained on 1,800 samples, predicts as well" in answer.details
+    assert f"An ordinary CNN, trained on 1,800 samples, predicts {how} and" in answer.details

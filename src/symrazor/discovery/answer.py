@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from symrazor.core.validation import join_names
-from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim
+from symrazor.discovery.claims import MAX_PROBABILITY, MIN_PROBABILITY, Claim, Margin
 from symrazor.discovery.headlines import describe_invariance
 from symrazor.discovery.invariances import LearnedInvariances
 from symrazor.discovery.members import Member
@@ -39,12 +39,14 @@ class Candidate:
         fit: the start with the highest evidence.
         members: the trainings of all starts.
         own_temperature: temperature of the logits; None for the mean over all starts.
+        gain: nats per sample by which it predicts better than the network of the comparison.
     """
 
     name: str
     fit: Fit
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     own_temperature: float | None = None
+    gain: Margin | None = None
 
     def __repr__(self) -> str:
         return f"Candidate({self.name!r}, log evidence {self.log_evidence:,.1f})"
@@ -298,11 +300,7 @@ class Answer:
 
     @property
     def expected_gain(self) -> tuple[str, float, float] | None:
-        """Nats per sample gained by the recommended network, over the other answer's network.
-
-        A triple of the other network's name, the mean and its standard error over left-out training
-        samples; None if nothing was left out or gained.
-        """
+        """The other answer's network, and the gain over it in nats per sample, with its error."""
         symmetric = [s.structure for s in self.family.symmetries]
         chosen = self.recommended
         rivals = [c for c in self.candidates if (c.name in symmetric) != (chosen.name in symmetric)]
@@ -313,11 +311,13 @@ class Answer:
 
     def _final_score(self) -> str:
         test = {} if self.final is None else self.final.fit.reading.test
-        text = ""
+        text, how = "", "as well"
         if self.final is not None and self.final.name != self.recommended.name:
-            n = self.final.fit.razor.n_data
+            n, gain = self.final.fit.razor.n_data, self.final.gain
+            if gain is not None and gain.z > SAME_PREDICTION:
+                how = f"left-out samples better, by {gain.mean:.2g} nats each,"
             label = capitalize(self._label(self.final.name))
-            text = f"{label}, trained on {n:,} samples, predicts as well and is delivered. "
+            text = f"{label}, trained on {n:,} samples, predicts {how} and is delivered. "
         if "accuracy" in test:
             share = f"{100 * test['accuracy']:.1f} %"
             return f"{text}The delivered network classifies {share} of the held-out data correctly."

@@ -40,6 +40,7 @@ from symrazor.discovery.budget import (
     result_samples,
     stored_plan,
 )
+from symrazor.discovery.claims import Margin
 from symrazor.discovery.comparison import Compared
 from symrazor.discovery.members import Member, continue_from_, log_scores
 from symrazor.discovery.question import Options, Question, Tell, select, slug, subsample
@@ -88,11 +89,14 @@ def train_final(
         left = (seconds - (clock.now() - began)) / (len(names) - number)
         previous = member if name == candidate.name else None
         final = _train_final(question, compared, name, previous, training, options, left, tell)
-        if final is None or not _is_better(final, candidate.fit, check):
+        if final is None:
+            continue
+        gain = _gain(final, candidate.fit, check)
+        if gain.mean < -gain.standard_error:
             continue
         score, temperature = _mean_score(final, check)
         if best is None or score > best[0]:
-            best = score, Candidate(name, final, candidate.members, temperature)
+            best = score, Candidate(name, final, candidate.members, temperature, gain)
     if best is None:
         tell("  the network of the comparison predicts better and is kept")
         return None
@@ -222,12 +226,15 @@ def _train(
     return trained
 
 
-def _is_better(final: Fit, compared: Fit, check: Tensors) -> bool:
-    """Return whether the final network is at least as good as the one of the comparison."""
+def _gain(final: Fit, compared: Fit, check: Tensors) -> Margin:
+    """Return how much better the final network is than the one of the comparison, per sample.
+
+    Without a check, the evidence says it.
+    """
     if len(check[1]):
-        gain = log_scores(final, check)[0] - log_scores(compared, check)[0]
-        return float(gain.mean()) >= -float(gain.std()) / math.sqrt(len(gain))
-    return _per_datum(final.evidence) >= _per_datum(compared.evidence) - MAX_EVIDENCE_LOSS
+        gains = log_scores(final, check)[0] - log_scores(compared, check)[0]
+        return Margin(float(gains.mean()), float(gains.std()) / math.sqrt(len(gains)))
+    return Margin(_per_datum(final.evidence) - _per_datum(compared.evidence), MAX_EVIDENCE_LOSS)
 
 
 def _per_datum(evidence: Evidence) -> float:
