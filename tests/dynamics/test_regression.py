@@ -2,7 +2,9 @@
 
 import torch
 
+from symrazor.dynamics.fields import NewtonianField
 from symrazor.dynamics.libraries import libraries_for
+from symrazor.dynamics.library import Library
 from symrazor.dynamics.regression import regress, velocity_estimates
 from symrazor.dynamics.trajectories import Trajectories
 
@@ -32,3 +34,12 @@ def test_velocities_are_the_same_to_the_last_bit() -> None:
         del freed  # the solver may get this memory
         again = velocity_estimates(data, noise)
         assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True)), number
+
+
+def test_masses_remain_if_no_function_of_the_potential_is_significant() -> None:
+    library = Library("linear functions", ["a", "b", "u", "v"], [], [(0,), (1,)])
+    one = torch.ones(3, dtype=torch.float64)
+    field = NewtonianField(library, one, 2 * one).only(torch.zeros(3, dtype=torch.bool))
+    assert len(field.library) == 1 and field.inverse_masses.tolist() == [1.0, 2.0]
+    x = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+    assert field(x).tolist() == [[0.3, 0.4, -2.0, 0.0]]
