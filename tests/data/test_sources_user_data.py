@@ -100,7 +100,8 @@ def test_predictions_accept_the_format_of_the_training_data(
     expected = result.network()(first).double().softmax(-1)
     assert torch.allclose(result.predict(x).mean, expected, atol=1e-6)
     assert torch.allclose(result.predict(first.double()).mean, expected, atol=1e-6)
-    with pytest.raises(ValueError, match=r"shape \[3, 7, 9\], the training data \[3, 8, 9\]"):
+    shapes = r"shape \[3, 7, 9\], the training data have the shape \[3, 8, 9\]"
+    with pytest.raises(ValueError, match=shapes):
         result.predict(x[:, :7])
     assert repr(result) == f"Discovery(data: {result.chosen.name})"
 
