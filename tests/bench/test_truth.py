@@ -346,7 +346,7 @@ def test_tasks_without_their_data_are_left_out_by_name(has_folder: bool, tmp_pat
     task = next(task for task in truth.tasks(needs=True) if task.needs)
     data = tmp_path if has_folder else None
     assert truth.run(toy_answer, [task], data=data, tell=messages.append) == []
-    assert messages == [f"{task.name} left out: it needs {task.needs}. Use --data DIR."]
+    assert messages == [f"{task.name} left out: it needs {task.needs} in the folder of --data."]
     with pytest.raises(ValueError, match="--data DIR"):
         task.make(0)
 

@@ -39,7 +39,7 @@ class Candidate:
         fit: the start with the highest evidence.
         members: the trainings of all starts.
         own_temperature: temperature of the logits; None for the mean over all starts.
-        gain: nats per sample by which it predicts better than the network of the comparison.
+        gain: nats per left-out sample gained over the network of the comparison, if measured.
     """
 
     name: str
@@ -315,7 +315,7 @@ class Answer:
         if self.final is not None and self.final.name != self.recommended.name:
             n, gain = self.final.fit.razor.n_data, self.final.gain
             if gain is not None and gain.z > SAME_PREDICTION:
-                how = f"left-out samples better, by {gain.mean:.2g} nats each,"
+                how = f"left-out data better, by {gain.mean:.2g} ± {gain.standard_error:.1g} nats,"
             label = capitalize(self._label(self.final.name))
             text = f"{label}, trained on {n:,} samples, predicts {how} and is delivered. "
         if "accuracy" in test:

@@ -96,7 +96,8 @@ def train_final(
             continue
         score, temperature = _mean_score(final, check)
         if best is None or score > best[0]:
-            best = score, Candidate(name, final, candidate.members, temperature, gain)
+            measured = gain if len(check[1]) else None
+            best = score, Candidate(name, final, candidate.members, temperature, measured)
     if best is None:
         tell("  the network of the comparison predicts better and is kept")
         return None

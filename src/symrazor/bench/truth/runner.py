@@ -75,7 +75,7 @@ def run(
     missing = {task.needs for task in tasks if task.needs and not _has_official(task.needs, data)}
     for task in tasks:
         if task.needs in missing:
-            tell(f"{task.name} left out: it needs {task.needs}. Use --data DIR.")
+            tell(f"{task.name} left out: it needs {task.needs} in the folder of --data.")
     usable = [task for task in tasks if task.needs not in missing]
     rows = _complete_rows(file, tasks) if resume and file is not None and file.exists() else []
     done = {(row.method, row.task, row.seed) for row in rows}
