@@ -71,7 +71,7 @@ def test_a_worse_final_network_is_not_delivered(n: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("gain", "how"),
-    [(0.01, "as well"), (0.5, "left-out data better, by 0.5 ± 0.1 nats,")],
+    [(0.01, "as well"), (0.5, "better by 0.5 ± 0.1 nats per left-out sample")],
 )
 def test_many_data_without_symmetry_get_the_ordinary_network(
     gain: float, how: str, monkeypatch: pytest.MonkeyPatch

@@ -313,9 +313,9 @@ class Answer:
         test = {} if self.final is None else self.final.fit.reading.test
         text, how = "", "as well"
         if self.final is not None and self.final.name != self.recommended.name:
-            n, gain = self.final.fit.razor.n_data, self.final.gain
-            if gain is not None and gain.z > SAME_PREDICTION:
-                how = f"left-out data better, by {gain.mean:.2g} ± {gain.standard_error:.1g} nats,"
+            n, g = self.final.fit.razor.n_data, self.final.gain
+            if g is not None and g.z > SAME_PREDICTION:
+                how = f"better by {g.mean:.2g} ± {g.standard_error:.1g} nats per left-out sample"
             label = capitalize(self._label(self.final.name))
             text = f"{label}, trained on {n:,} samples, predicts {how} and is delivered. "
         if "accuracy" in test:
