@@ -261,6 +261,49 @@ def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_tha
     assert epochs == [80, 80, 200]
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(1000.0, 5000), (50.0, 2500), (15.0, None)])
+def test_large_data_are_confirmed_on_some_images(
+    discovery: sr.Discovery,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    most: int | None,
+) -> None:
+    """They were not confirmed at all, because two trainings on all images did not fit."""
+    trained, scored, n = list[int](), list[int](), 40_000
+    data = _images()
+    x, y = torch.zeros(n, 1, 8, 8), torch.zeros(n, dtype=torch.long)
+    question = Question("q", "?", candidates_for(data), (x, y), None, Categorical)
+
+    def train(*arguments: Any) -> sr.Fit:
+        trained.append(len(arguments[2][1]))
+        return discovery.chosen.fit
+
+    def scores(fit: object, check: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
+        scored.append(len(check[1]))
+        return torch.full((len(check[1]),), 2.0 - len(scored)), 1.0
+
+    cost = Cost(1e-3, 0.0, 0.0)
+    monkeypatch.setattr(invariances, "measure_costs", lambda *_: {"": cost})
+    monkeypatch.setattr(invariances, "_train", train)
+    monkeypatch.setattr(invariances, "log_scores", scores)
+    learned = replace(_learned(discovery), network=discovery.chosen.name, gain=None, delivered=None)
+    with clock.counting(lambda: 0.0):
+        found = invariances._confirmed(
+            learned, question, Options(), torch.zeros(0), (seconds, 0.0), lambda text: None
+        )
+    if most is None:  # 1,000 images, 8 times at 1 ms each, do not fit into 80 % of 7.5 s
+        assert found.gain is None and not trained
+        return
+    # 2,500 images, 8 times at 1 ms each, fit into 80 % of 25 s
+    images = trained[0] + scored[0]
+    left_out = images // 5
+    assert 0.89 * most < images <= most and (seconds < 1000 or images == most)
+    assert trained == [images - left_out] * 2 and scored == [left_out] * 2
+    assert found.delivered is None and found.supported
+    assert f"({images - left_out:,} training images, {left_out:,} left out)" in found.verdict
+    assert found.to_dict()["confirmation images"] == images
+
+
 def test_too_little_time_is_stated_in_the_verdict() -> None:
     told: list[str] = []
     discovery = sr.discover(_images(), minutes=1e-4, tell=told.append)

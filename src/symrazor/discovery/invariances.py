@@ -2,9 +2,9 @@
 
 1. **Ranges.** How far are the images of a class, and all images, spread over each transformation?
    (`symrazor.invariance.spread`; on all training images.)
-2. **Confirmation.** The chosen network is trained twice from the same new weights on most of the
-   training images, with and without random transformations of these ranges. The log likelihood of
-   the other training images says whether the labels allow them.
+2. **Confirmation.** The chosen network is trained twice from the same new weights on most of at
+   most `MAX_CONFIRMATION` training images, with and without random transformations of these ranges.
+   The log likelihood of the others says whether the labels allow them.
 3. **Delivery.** If the transformations help, the network that was trained with them continues on
    all training images, and is delivered.
 """
@@ -60,11 +60,15 @@ all evaluations, so that their difference is the time of steps alone."""
 TRIAL_IMAGES, MIN_IMAGES, EVALUATION_SHARE = 100, 1000, 0.4
 """Images of these trials, the fewest on which ranges are measured if there are as many, and the
 largest share of the time for evaluations of more images."""
-CHECK_SHARE, MAX_CHECK = 0.2, 2000
-"""Share of the training images that confirm the transformations, and their largest number."""
+MAX_CONFIRMATION, MIN_CONFIRMATION = 5000, 1000
+"""Most training images for the trainings that confirm the transformations, and fewest if time is
+short and there are as many."""
+CHECK_SHARE = 0.2
+"""Share of these images that are left out and predicted."""
 MIN_EPOCHS, MAX_EPOCHS = 8, 200
-TRAININGS = 3
-"""With transformations, without, and the one that is delivered."""
+TRAININGS, LARGE_TRAININGS = 3, 2
+"""With transformations, without, and the one that is delivered; a large data set has an ordinary
+network, which is trained elsewhere and for longer."""
 MAX_LOSS = 1.0
 """Standard errors by which the transformations may make predictions worse."""
 SHOWN_COPIES = 8
@@ -79,6 +83,7 @@ class LearnedInvariances:
         learned: the ranges.
         gain: nats by which left-out training images are predicted better with the transformations;
             None if nothing was found or there was no time to train.
+        n: images that confirm the ranges, of which `CHECK_SHARE` are left out; 0 without `gain`.
         delivered: the network that was trained with them; None if they do not help.
         change: share of images whose predicted class they change for the delivered network.
         temperature: of the logits of the delivered network, fitted to left-out images.
@@ -87,6 +92,7 @@ class LearnedInvariances:
     network: str
     learned: LearnedAugmentation
     gain: Margin | None = None
+    n: int = 0
     delivered: Fit | None = None
     change: float | None = None
     temperature: float = 1.0
@@ -117,11 +123,11 @@ class LearnedInvariances:
             return (
                 "No invariance is confirmed. The images of a class seem to be spread over "
                 f"transformations, but training with them predicts left-out images worse "
-                f"({self.gain} nats)."
+                f"({self.gain} nats, {self._images})."
             )
         text += (
             " Training with these transformations changes the log likelihood of left-out images by "
-            f"{self.gain} nats."
+            f"{self.gain} nats ({self._images})."
         )
         if self.delivered is None:
             return f"{text} The delivered network was trained without them."
@@ -131,6 +137,12 @@ class LearnedInvariances:
         return (
             f"{text}; they change the predicted class of {100 * self.change:.0f} % of the images."
         )
+
+    @property
+    def _images(self) -> str:
+        """Numbers of images of the confirmation, in words."""
+        left_out = _left_out(self.n)
+        return f"{self.n - left_out:,} training images, {left_out:,} left out"
 
     def for_images(self, x: Tensor) -> LearnedAugmentation:
         """Return the measured ranges for images in the unit of x, which are not standardised."""
@@ -155,6 +167,7 @@ class LearnedInvariances:
             "verdict": self.verdict,
             "gain": None if self.gain is None else self.gain.mean,
             "standard_error": None if self.gain is None else self.gain.standard_error,
+            "confirmation images": self.n,
             "supported": self.supported,
             "delivered": self.delivered is not None,
             "change": self.change,
@@ -267,23 +280,29 @@ def _confirmed(
 
     It is delivered if it predicts left-out images better than the same network without the
     transformations, and than the networks of the comparison, whose log likelihoods are `rival`.
-    A large data set also has an ordinary network, which was trained for longer.
     """
     started, n = clock.now(), len(question.train[1])
+    images, is_large = min(n, MAX_CONFIRMATION), n >= LARGE_SAMPLES
     config = FitConfig(lr=1e-2, seed=options.seed, progress=False, evidence_structure=None)
     config = config.change(estimator="mc")
     config = replace(config, device=options.resolved_device())
     order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
-    count = min(MAX_CHECK, int(CHECK_SHARE * n))
-    train, check = select(question.train, order[count:]), select(question.train, order[:count])
     epochs, cost = options.epochs, None
     if epochs is None:
         structure = question.family.structure(result.network)
-        trial = replace(config, batch_size=batch_size(len(train[1])))
-        (cost,) = measure_costs([structure], train, question.likelihood, trial).values()
-        epochs = _epochs(cost, n, (times[0] - (clock.now() - started)) / TRAININGS)
+        trial = replace(config, batch_size=batch_size(images - _left_out(images)))
+        some = select(question.train, order[:images])
+        (cost,) = measure_costs([structure], some, question.likelihood, trial).values()
+        trainings = LARGE_TRAININGS if is_large else TRAININGS
+        limit = (times[0] - (clock.now() - started)) / trainings
+        fits = partial(_fits, cost, MIN_EPOCHS, limit)
+        images = most_samples(images, fits, MIN_CONFIRMATION)
+        epochs = _epochs(cost, images, limit)
         if epochs < MIN_EPOCHS:
             return result
+    count = _left_out(images)
+    train = select(question.train, order[count:images])
+    check = select(question.train, order[:count])
     config = timed_config(config, epochs, len(train[1]), MIN_FINAL_EVIDENCE_STEPS)
     augment = RandomAugmentation(result.learned.found, result.learned.deviation).transform
     folder = options.unfinished_folder(question.name)
@@ -296,12 +315,13 @@ def _confirmed(
     gains = scores - log_scores(plain, check)[0]
     gain = Margin(float(gains.sum()), max(1.0, float(gains.std()) * math.sqrt(len(gains))))
     tell(f"  left-out images with these transformations: {gain} nats")
-    result = replace(result, gain=gain)
+    result = replace(result, gain=gain, n=images)
     is_behind = len(rival) > 0 and float(scores.mean()) < float(rival.mean())
-    if gain.mean <= 0 or is_behind or n >= LARGE_SAMPLES:
+    if gain.mean <= 0 or is_behind or is_large:
         return result
     if cost is not None:
-        epochs = max(epochs, _epochs(cost, n, sum(times) - (clock.now() - started)))
+        left = sum(times) - (clock.now() - started)
+        epochs = max(1, epochs * images // n, _epochs(cost, n, left))
     config = timed_config(replace(config, start="given"), epochs, n, MIN_FINAL_EVIDENCE_STEPS)
     config = replace(config, equivariance=True, resume=folder and folder / "delivered")
     delivered = run(question.train, config, augmented)
@@ -314,13 +334,19 @@ def _confirmed(
 
 def _epochs(cost: Cost, n: int, seconds: float) -> int:
     """Return the most epochs of a training that fit."""
-    limit = PLANNED_SHARE * seconds
-    fitting = [
-        epochs
-        for epochs in range(1, MAX_EPOCHS + 1)
-        if cost.total_seconds(n, epochs, MIN_FINAL_EVIDENCE_STEPS) <= limit
-    ]
-    return max(fitting, default=0)
+    choices = range(1, MAX_EPOCHS + 1)
+    return max((epochs for epochs in choices if _fits(cost, epochs, seconds, n)), default=0)
+
+
+def _fits(cost: Cost, epochs: int, seconds: float, n: int) -> bool:
+    """Return whether a training on n images fits into the planned share of the time."""
+    needed = cost.total_seconds(n, epochs, MIN_FINAL_EVIDENCE_STEPS)
+    return needed <= PLANNED_SHARE * seconds
+
+
+def _left_out(images: int) -> int:
+    """Return how many images of the confirmation are left out and predicted."""
+    return int(CHECK_SHARE * images)
 
 
 def _train(
