@@ -23,6 +23,7 @@ C input and D output channels; S, S' input and output positions; P, P' anchors. 
 from symrazor.layers.basis import Basis
 from symrazor.layers.continuous_gconv import ScaleConv, SE2Conv
 from symrazor.layers.conv import Conv
+from symrazor.layers.element_range import ElementRange
 from symrazor.layers.equivariant import (
     Circulant,
     DeepSets,
@@ -44,6 +45,7 @@ __all__ = [
     "Circulant",
     "Conv",
     "DeepSets",
+    "ElementRange",
     "EquivariantLinear",
     "FC",
     "FFC",
