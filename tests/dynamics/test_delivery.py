@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from symrazor.dynamics.conserving import ConservingSimulator
 from symrazor.dynamics.delivery import candidates, linear_field, most_accurate
+from symrazor.dynamics.fields import HamiltonianField
 from symrazor.dynamics.invariants import find_conserved
+from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import solve
 from symrazor.dynamics.noise import noise_estimate
 from symrazor.dynamics.rollouts import Rollouts, baselines, compare_rollouts
@@ -32,10 +35,37 @@ def test_no_linear_equations_for_a_map_that_reflects() -> None:
     assert linear_field(Trajectories.of(states, torch.arange(12.0))) is None
 
 
-def test_the_first_simulator_wins_ties_only() -> None:
-    rollouts = Rollouts([1.0], {"own": [0.101], "a": [0.1], "b": [0.2]}, 0.0)
-    assert most_accurate(["own", "a", "b"], rollouts) == "own"
-    assert most_accurate(["b", "own", "a"], rollouts) == "a"
+def _oscillator(stiffness: float, x: torch.Tensor) -> ConservingSimulator:
+    """Return a simulator of p^2/2 + stiffness q^2/2."""
+    library = Library("squares", ["q", "p"], [], [(0, 0), (1, 1)])
+    parameters = torch.tensor([stiffness / 2, 0.5], dtype=torch.float64)
+    return ConservingSimulator(HamiltonianField(library, parameters, parameters), [], 0.05, x)
+
+
+def test_equations_are_compared_by_what_they_leave_of_whole_trajectories() -> None:
+    """From noisy first states, the errors of a stiffness of 1 and of 1.02 do not differ clearly."""
+    data = simulate(oscillators((1.0,)), 12, 39, 0.25, seed=3).with_noise(0.1**2, seed=4)
+    deviation, x = torch.full((2,), 0.1, dtype=torch.float64), observed_states(data)
+    models = {f"{k}": _oscillator(k, x) for k in (0.98, 1.0, 1.02)}
+    equal = Rollouts([1.0], {name: [0.1] for name in models}, 0.0)
+    assert most_accurate(models, equal, data, deviation) == "1.0"
+
+
+def test_the_first_equations_win_ties() -> None:
+    data = simulate(oscillators((1.0,)), 12, 39, 0.25, seed=3).with_noise(0.1**2, seed=4)
+    deviation, x = torch.full((2,), 0.1, dtype=torch.float64), observed_states(data)
+    tied = {"first": _oscillator(1.0001, x), "second": _oscillator(1.0, x)}
+    rollouts = Rollouts([1.0], {"first": [0.11], "second": [0.1]}, 0.0)
+    assert most_accurate(tied, rollouts, data, deviation) == "first"
+
+
+def test_if_no_equations_reach_the_noise_rollouts_decide() -> None:
+    data = simulate(oscillators((1.0,)), 12, 39, 0.25, seed=3).with_noise(1e-6, seed=4)
+    deviation, x = torch.full((2,), 1e-3, dtype=torch.float64), observed_states(data)
+    wrong = {"worse": _oscillator(1.6, x), "better": _oscillator(1.5, x)}
+    for other in ([0.5, 0.49], [0.49, 0.5]):
+        rollouts = Rollouts([1.0], dict(zip(wrong, [[e] for e in other], strict=True)), 0.0)
+        assert most_accurate(wrong, rollouts, data, deviation) == min(wrong, key=rollouts.mean)
 
 
 @pytest.mark.parametrize("noise", [0.002, 0.05])
@@ -46,7 +76,8 @@ def test_no_baseline_is_more_accurate(noise: float) -> None:
     training, held_out = split(data, 0)
     models = candidates(findings, training, deviation, x)
     assert "linear equations" in models and "sparse regression of velocities" in models
-    chosen = most_accurate(list(models), compare_rollouts({**models}, held_out, deviation))
+    rollouts = compare_rollouts({**models}, held_out, deviation)
+    chosen = most_accurate(models, rollouts, held_out, deviation)
     clean = simulate(oscillators((1.0,)), 20, 100, 0.25, seed=5)
     others = baselines(training, deviation)
     errors = compare_rollouts({"own": models[chosen], **others}, clean, deviation)

@@ -31,6 +31,17 @@ def test_gradients_of_all_functions(d: int) -> None:
                 torch.testing.assert_close(gradients[:, k], slope)
 
 
+@pytest.mark.parametrize("d", [2, 4, 6])
+def test_functions_that_depend_on_a_coordinate(d: int) -> None:
+    """No other function has a derivative; the user's functions may depend on everything."""
+    x = 0.5 + torch.rand(9, d, generator=GENERATOR, dtype=torch.float64)
+    for library in libraries_for(x, [f"x{i}" for i in range(d)], {"own": lambda x: x[:, 0].tanh()}):
+        changes = (library.gradients(x) != 0).any(0)
+        changes[library.names.index("own")] = True
+        for i in range(d):
+            assert library.depending_on(i) == changes[:, i].nonzero()[:, 0].tolist()
+
+
 def test_custom_function_has_its_gradient() -> None:
     x = torch.rand(5, 2, generator=GENERATOR, dtype=torch.float64)
     own = Custom("f", lambda x: x[:, 0].sin() * x[:, 1])

@@ -57,7 +57,8 @@ class ConservingSimulator(nn.Module):
         for quantity in quantities:
             size = (quantity.gradient(x) * self.spread).square().sum(1).mean()
             floor = GRADIENT_FLOOR * float(size)
-            self.surfaces.append(_Surface(quantity.library, quantity.coefficients[None], floor))
+            library, coefficients = quantity.nonzero
+            self.surfaces.append(_Surface(library, coefficients[None], floor))
 
     def steps(self, t: float) -> int:
         """Return the number of integrator steps for a time t."""

@@ -1,8 +1,11 @@
 """Choose the simulator that a user gets: the most accurate one on trajectories set aside."""
 
+import math
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from symrazor.dynamics.conserving import ConservingSimulator
 from symrazor.dynamics.fields import FreeField
@@ -15,10 +18,19 @@ from symrazor.dynamics.rollouts import (
     linear_map,
     sparse_field,
 )
+from symrazor.dynamics.shooting import residual_ratio, windows_of
+from symrazor.dynamics.simulators import longest_windows
 from symrazor.dynamics.trajectories import Trajectories
 
-PREFERENCE = 1.02
-"""Largest error of the first simulator, which conserves what was found, relative to the best."""
+MAX_ROLLOUT_RATIO = 1.5
+"""Largest error of a rollout, relative to the best, of equations that are compared further."""
+MAX_WINDOWS = 40
+"""Trajectories, or parts of trajectories, that equations are compared on, at most."""
+MAX_SQUARES = 2.0
+"""Squared residuals per degree of freedom, relative to the noise, of equations that reach it."""
+TIE = 2.0
+"""Difference of two sums of squared residuals, relative to the noise, which is a tie: the first
+equations win, which conserve what was found."""
 LINEAR_SUBSTEPS = 8
 
 
@@ -55,11 +67,34 @@ def candidates(
     return found
 
 
-def most_accurate(names: list[str], rollouts: Rollouts) -> str:
-    """Return the name with the smallest error; the first one if it is nearly as accurate."""
-    best = min(names, key=rollouts.mean)
-    nearly = rollouts.mean(names[0]) <= PREFERENCE * rollouts.mean(best)
-    return names[0] if nearly else best
+def most_accurate(
+    models: Mapping[str, nn.Module],
+    rollouts: Rollouts,
+    held_out: Trajectories,
+    deviation: Float[Tensor, "d"],
+) -> str:
+    """Return the name of the simulator that fits trajectories set aside best.
+
+    Rollouts from a noisy state show the noise more than the errors of an accurate simulator.
+    Equations are therefore compared by what they leave of whole trajectories, from initial states
+    that are fitted to them. If no equations reach the noise, the smallest error of a rollout wins.
+    """
+    smallest = min(rollouts.mean(name) for name in models)
+    near = [name for name in models if rollouts.mean(name) <= MAX_ROLLOUT_RATIO * smallest]
+    try:
+        windows = windows_of(held_out, longest_windows(held_out), MAX_WINDOWS, deviation)
+    except ValueError:
+        near, windows = [], None
+    left = {}
+    for name in near:
+        model = models[name]
+        if windows is not None and isinstance(model, ConservingSimulator):
+            steps = model.steps(float(windows.gaps.median()))
+            left[name] = windows.freedom * residual_ratio(model.field, windows, steps)
+    best = min(left.values(), default=math.inf)
+    if windows is None or best > MAX_SQUARES * windows.freedom:
+        return min(models, key=rollouts.mean)
+    return next(name for name, squares in left.items() if squares <= best + TIE)
 
 
 def linear_field(training: Trajectories) -> FreeField | None:

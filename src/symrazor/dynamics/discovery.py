@@ -125,7 +125,7 @@ def discover(
         raise ValueError(reason + ". Add longer trajectories.")
     others = baselines(training, deviation)
     rollouts = compare_rollouts({**models, **others}, held_out, deviation)
-    chosen = most_accurate(list(models), rollouts)
+    chosen = most_accurate(models, rollouts, held_out, deviation)
     shown = [name for name in models if name in (chosen, NETWORK_NAME)]
     rollouts = rollouts.only([*shown, *others])
     formulas = equations[chosen].field.formulas(names) if chosen in equations else []

@@ -26,7 +26,8 @@ from symrazor.dynamics.eigenproblem import (
     noise_test,
 )
 from symrazor.dynamics.field_invariants import Combinations, leading_count
-from symrazor.dynamics.findings import Quantity, Simple, format_terms
+from symrazor.dynamics.findings import Quantity, Simple
+from symrazor.dynamics.independence import MAX_UNEXPLAINED
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.proposals import echelon
 from symrazor.dynamics.samples import FOLDS, Sample
@@ -44,13 +45,21 @@ SIMPLE_ERRORS, MIN_SIMPLE_P = 3.0, 0.05
 formula that is shown."""
 
 
-def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantity], list[Quantity]]:
-    """Return conserved and undecided quantities of one library, tested by cross-fitting."""
+def search(
+    library: Library, sample: Sample, level: float, known: Combinations | None = None
+) -> tuple[list[Quantity], list[Quantity]]:
+    """Return conserved and undecided quantities of one library, tested by cross-fitting.
+
+    Returns none if all that may be conserved are combinations of `known` ones.
+    """
     features = Features(library, sample)
     if not len(features.kept):
         return [], []
     all_moments, without_folds = fold_moments(features)
-    full, fits = directions(all_moments), [directions(moments) for moments in without_folds]
+    full = directions(all_moments)
+    if known is not None and _are_all_known(known, features, full, level):
+        return [], []
+    fits = [directions(moments) for moments in without_folds]
     plausible = min(int((fit.variation < MAX_TESTED_VARIATION).sum()) for fit in (full, *fits))
     count = min(MAX_TESTED, plausible)
     if not count:
@@ -59,9 +68,10 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
     p, variation, error, best_p = _test_in_order(features, full, fits, count, level)
     limit = variation.clamp_min(0) + z * error
     accepted = leading_count((p >= MIN_P) & (limit <= MAX_VARIATION))
-    if not features.is_noise_linear():  # the test may refute what is conserved
-        best_p = torch.ones_like(best_p)
-    plausible = accepted + min(MAX_UNDECIDED, leading_count(best_p[accepted:] >= level))
+    best_p = best_p[accepted : accepted + MAX_UNDECIDED]
+    if bool((best_p < level).any()) and not features.is_noise_linear():
+        best_p = torch.ones_like(best_p)  # the test may refute what is conserved
+    plausible = accepted + leading_count(best_p >= level)
     basis = readable_basis(full.vectors[:, :accepted])
     # Combinations of conserved quantities are tested again, as they are reported.
     combined = [fit.project(basis, accepted) for fit in fits]
@@ -72,7 +82,24 @@ def search(library: Library, sample: Sample, level: float) -> tuple[list[Quantit
         conserved = _quantities(features, basis, combined, z)
     rest = full.vectors[:, accepted:plausible]
     others = [replace(fit, vectors=fit.vectors[:, accepted:plausible]) for fit in fits]
-    return simplify(features, conserved), _quantities(features, rest, others, z)
+    return simplify(conserved, sample), _quantities(features, rest, others, z)
+
+
+def _are_all_known(known: Combinations, features: Features, full: Directions, level: float) -> bool:
+    """Return whether all directions that the data do not refute are combinations of known ones."""
+    tested = min(len(known.vectors) + 1, full.vectors.shape[1])
+    fixed = [fixed_direction(full.vectors[:, :tested])] * FOLDS
+    p = noise_test(features, fixed, tested, curvature=False)[0]
+    count = leading_count(p >= level)
+    if count > len(known.vectors) or not features.is_noise_linear():
+        return False
+    if not count:
+        return True
+    values = features.values @ full.vectors[:, :count]
+    scaled = known.vectors[:, features.kept] * features.scale
+    base = features.values @ scaled.mT
+    fitted = base @ torch.linalg.lstsq(base, values, driver="gelsd").solution
+    return bool(((values - fitted).var(0) <= MAX_UNEXPLAINED * values.var(0)).all())
 
 
 def _test_in_order(
@@ -130,39 +157,41 @@ def _quantities(
     return quantities
 
 
-def simplify(features: Features, quantities: Sequence[Quantity]) -> list[Quantity]:
+def simplify(quantities: Sequence[Quantity], sample: Sample) -> list[Quantity]:
     """Add simple formulas where the data cannot tell them from the estimates.
 
-    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it.
+    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it. All quantities are
+    combinations of one library.
     """
     if not quantities:
         return []
     c = torch.stack([quantity.coefficients for quantity in quantities])
     errors = torch.stack([quantity.errors for quantity in quantities])
     nearest = (2 * c).round() / 2
-    simple = torch.where((c - nearest).abs() <= SIMPLE_ERRORS * errors, nearest, c)
-    scaled = (simple[:, features.kept] * features.scale).mT
-    p, *_ = noise_test(features, [fixed_direction(scaled)] * FOLDS, len(quantities))
-    return [
-        replace(
-            quantity,
-            simple=Simple(row, format_terms(row, quantity.library.names, quantity.spread), value)
-            if value >= MIN_SIMPLE_P and bool((row != quantity.coefficients).any())
-            else None,
-        )
-        for quantity, row, value in zip(quantities, simple, p.tolist(), strict=True)
-    ]
+    rows = torch.where((c - nearest).abs() <= SIMPLE_ERRORS * errors, nearest, c)
+    changed = (rows != c).any(1)
+    exact = torch.zeros_like(rows[changed])
+    given = Combinations(quantities[0].library, rows[changed], exact, exact[:, 0])
+    simplified = [*quantities]
+    tests = tested_quantities(given, sample, MIN_SIMPLE_P)
+    for place, tested in zip(changed.nonzero()[:, 0].tolist(), tests, strict=True):
+        if tested.p_value >= MIN_SIMPLE_P:
+            simple = Simple(tested.coefficients, tested.formula, tested.p_value)
+            simplified[place] = replace(quantities[place], simple=simple)
+    return simplified
 
 
 def tested_quantities(combinations: Combinations, sample: Sample, level: float) -> list[Quantity]:
     """Return given combinations with the results of their tests."""
-    if not len(combinations.vectors):
-        return []
     library, z = combinations.library, normal_quantile(1 - level)
-    features = Features(library, sample)
+    used = combinations.vectors.any(0).nonzero()[:, 0]
+    if not len(used):
+        return []
+    features = Features(library.subset(used.tolist()), sample)
+    kept = used[features.kept]
     spread = torch.zeros(len(library), dtype=sample.x.dtype)
-    spread[features.kept] = features.scale
-    scaled = (combinations.vectors[:, features.kept] * features.scale).mT
+    spread[kept] = features.scale
+    scaled = (combinations.vectors[:, kept] * features.scale).mT
     tests = noise_test(features, [fixed_direction(scaled)] * FOLDS, scaled.shape[1])
     quantities = []
     for j, (p, variation, error, noise) in enumerate(torch.stack(tests, 1).tolist()):
@@ -177,7 +206,7 @@ def tested_quantities(combinations: Combinations, sample: Sample, level: float) 
             spread,
         )
         quantities.append(quantity)
-    return simplify(features, quantities)
+    return quantities
 
 
 def normal_quantile(p: float) -> float:

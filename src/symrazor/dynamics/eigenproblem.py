@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -52,32 +53,43 @@ class Features:
 
     def is_noise_linear(self) -> bool:
         """Return whether noise changes all functions nearly linearly, as the tests assume."""
-        first, second = (torch.zeros_like(self.scale) for _ in range(2))
-        x, values = self.sample.x, self.library(self.sample.x)[:, self.kept]
-        for shift in torch.diag(self.sample.deviation):
-            ahead, behind = (self.library(x + side * shift)[:, self.kept] for side in (1, -1))
-            first += (0.5 * (ahead - behind)).square().mean(0)
-            second += 0.5 * (ahead + behind - 2 * values).square().mean(0)
-        return bool((second <= MAX_CURVATURE * first).all())
+        first, second = (torch.zeros(len(self.library)).double() for _ in range(2))
+        for i, varying, library in self._parts:
+            shift = torch.zeros_like(self.sample.deviation)
+            shift[i] = self.sample.deviation[i]
+            behind, here, ahead = (library(self.sample.x + k * shift) for k in (-1, 0, 1))
+            first[varying] += (0.5 * (ahead - behind)).square().mean(0)
+            second[varying] += 0.5 * (ahead + behind - 2 * here).square().mean(0)
+        return bool((second <= MAX_CURVATURE * first)[self.kept].all())
 
-    def second_order(self, use: Tensor, c: Float[Tensor, "k j"]) -> Float[Tensor, "n j"]:
-        r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations.
-
-        `use` are the states. Curvature of removed products of known quantities is neglected.
-        """
-        x, sigma = self.sample.x[use], self.sample.deviation
+    def second_order(
+        self, x: Float[Tensor, "n d"], c: Float[Tensor, "k j"]
+    ) -> Float[Tensor, "n j"]:
+        r"""Return $\sum_{il} (\sigma_i \sigma_l \partial_i \partial_l C)^2$ of combinations."""
+        sigma = self.sample.deviation
         coefficients = c.new_zeros(len(self.library), c.shape[1])
         coefficients[self.kept] = c / self.scale[:, None]
         total = c.new_zeros(len(x), c.shape[1])
-        for i in range(len(sigma)):
+        for i, varying, library in self._parts:
             shift = torch.zeros_like(x)
             shift[:, i] = STEP * sigma[i]
             ahead, behind = (
-                self.library.combined_gradients(x + side * shift, coefficients) * sigma
+                library.combined_gradients(x + side * shift, coefficients[varying]) * sigma
                 for side in (1, -1)
             )
             total += ((ahead - behind) / (2 * STEP)).square().sum(-1)
         return total
+
+    @cached_property
+    def _parts(self) -> list[tuple[int, Tensor, Library]]:
+        """Coordinates, each with the functions that change with it: indices and library."""
+        kept = set(self.kept.tolist())
+        parts = []
+        for i in range(self.sample.x.shape[1]):
+            varying = [k for k in self.library.depending_on(i) if k in kept]
+            if varying:
+                parts.append((i, torch.tensor(varying), self.library.subset(varying)))
+        return parts
 
 
 @dataclass
@@ -135,14 +147,16 @@ def _sums(features: Features, use: Tensor) -> _Sums:
     phi, slopes = features.values[states], features.slopes[states]
     centred, share = sample.within(features.values)[states], sample.share[states]
     states_count, freedom = torch.tensor([len(phi), len(phi) - int(use.sum())]).to(phi)
+    noise = _gram(slopes, torch.ones_like(share))
+    equal = bool((share == share[0]).all())
     return _Sums(
         states_count,
         freedom,
         centred.mT @ centred,
-        _gram(slopes, share),
+        share[0] * noise if equal else _gram(slopes, share),
         phi.sum(0),
         phi.mT @ phi,
-        _gram(slopes, torch.ones_like(share)),
+        noise,
     )
 
 
@@ -282,11 +296,13 @@ def _subtract_curvature(
 
     Squared gradients at noisy states overestimate those at the true states.
     """
-    fold = features.sample.fold[features.sample.trajectory]
-    second = torch.zeros_like(noise)
-    for f, fit in enumerate(fits):
-        use = (fold == f).nonzero()[:, 0]
-        second[use] = features.second_order(use, fit.vectors[:, :count])
+    x, fold = features.sample.x, features.sample.fold[features.sample.trajectory]
+    if all(fit is fits[0] for fit in fits):
+        second = features.second_order(x, fits[0].vectors[:, :count])
+    else:
+        second = torch.zeros_like(noise)
+        for f, fit in enumerate(fits):
+            second[fold == f] = features.second_order(x[fold == f], fit.vectors[:, :count])
     return (noise - 0.5 * second).maximum(0.2 * noise)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from symrazor.dynamics.fields import ParametricField
@@ -54,6 +54,10 @@ class Combinations:
     vectors: Float[Tensor, "k m"]
     errors: Float[Tensor, "k m"]
     rates: Float[Tensor, "k"]
+
+    def only(self, kept: Bool[Tensor, "k"]) -> "Combinations":
+        """Return some of the combinations."""
+        return Combinations(self.library, self.vectors[kept], self.errors[kept], self.rates[kept])
 
     def after(self, vector: Float[Tensor, "m"], errors: Float[Tensor, "m"]) -> "Combinations":
         """Return these combinations after another one, which is conserved exactly."""

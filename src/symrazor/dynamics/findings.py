@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -71,13 +72,21 @@ class Quantity:
         """The simple formula if there is one, else the estimated one."""
         return self.formula if self.simple is None else self.simple.formula
 
+    @cached_property
+    def nonzero(self) -> tuple[Library, Float[Tensor, "k"]]:
+        """The functions with a coefficient, and their coefficients."""
+        used = self.coefficients.nonzero()[:, 0]
+        return self.library.subset(used.tolist()), self.coefficients[used]
+
     def __call__(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
         """Return the values of the quantity."""
-        return self.library(x) @ self.coefficients
+        library, coefficients = self.nonzero
+        return library(x) @ coefficients
 
     def gradient(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """Return its gradients."""
-        return self.library.combined_gradients(x, self.coefficients[:, None])[:, 0]
+        library, coefficients = self.nonzero
+        return library.combined_gradients(x, coefficients[:, None])[:, 0]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ MAX_DEPENDENCE = 0.03
 """Functions of other quantities have less than this fraction of new squared gradient."""
 MAX_UNEXPLAINED = 0.05
 """So are quantities of which a quadratic function of others leaves less than this fraction."""
+MAX_REPEATED = 1e-3
+"""Quantities of the same equations of which this function leaves less are that function."""
 MIN_SINGULAR_VALUE, MIN_EXACT_SINGULAR_VALUE = 0.02, 0.002
 """Smallest relative singular value of known gradients that adds a direction."""
 
@@ -68,11 +70,18 @@ def _relative_errors(
 
 def unexplained(quantity: Quantity, known: Sequence[Quantity], x: Float[Tensor, "n d"]) -> float:
     """Return the fraction of the variance that a quadratic function of known ones leaves."""
+    return float(unexplained_fractions(quantity(x)[:, None], known, x))
+
+
+def unexplained_fractions(
+    values: Float[Tensor, "n k"], known: Sequence[Quantity], x: Float[Tensor, "n d"]
+) -> Float[Tensor, "k"]:
+    """Return the fraction of each variance that a quadratic function of known ones leaves."""
     base = torch.stack([other(x) for other in known], 1)
     base = (base - base.mean(0)) / base.std(0)
     squares = (base[:, :, None] * base[:, None]).flatten(1)
     terms = torch.cat([torch.ones_like(base[:, :1]), base, squares], 1)
-    values = quantity(x)
     # The redundant products require a solver for rank-deficient problems.
-    fitted = terms @ torch.linalg.lstsq(terms, values[:, None], driver="gelsd").solution
-    return float((values - fitted[:, 0]).var() / values.var())
+    fitted = terms @ torch.linalg.lstsq(terms, values, driver="gelsd").solution
+    fractions: Tensor = (values - fitted).var(0) / values.var(0)
+    return fractions

@@ -35,15 +35,22 @@ gradients of others is a function of them: $P^2$ is not new once $P$ is known.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.dynamics.eigen_search import search, tested_quantities
+from symrazor.dynamics.eigen_search import search, simplify, tested_quantities
 from symrazor.dynamics.eigenproblem import LARGE_NOISE
 from symrazor.dynamics.field_invariants import Combinations, field_invariants
 from symrazor.dynamics.fields import EnergyField
 from symrazor.dynamics.findings import MAX_TERMS, Findings, Quantity
-from symrazor.dynamics.independence import MAX_UNEXPLAINED, is_independent, unexplained
+from symrazor.dynamics.independence import (
+    MAX_REPEATED,
+    MAX_UNEXPLAINED,
+    is_independent,
+    unexplained,
+    unexplained_fractions,
+)
 from symrazor.dynamics.libraries import libraries_for
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import symplectic_form
@@ -64,6 +71,8 @@ MAX_TESTED_AGAIN = 3
 """Undecided combinations that are reported, at most, if the data alone are asked once more."""
 MAX_GRADIENTS = 300
 """States at which gradients are compared, at most."""
+MAX_COMPARED = 1000
+"""States at which values are compared, at most."""
 MAX_ENERGY_DIFFERENCE = 1e-3
 """Largest squared difference between the gradients of the energy and of a quantity, relative."""
 
@@ -96,21 +105,17 @@ def find_conserved(
     findings.fields = choose_field(training, held_out, libraries, noise)
     if findings.fields.adequate is not None:
         samples = sample, sample_states(data, noise, seed)
-        _search_field(findings, libraries, samples, x)
+        by_library = _search_field(findings, libraries, samples, x)
         _add_structure(findings, libraries, samples, x)
     if findings.fields.adequate is None:
         _search_data(findings, libraries, sample_states(data, noise, seed, MIN_TRAJECTORIES))
     elif _may_have_missed(findings, x):
-        found = Findings()
-        found.quantities, found.relations = [*findings.quantities], findings.relations
         try:
             everything = sample_states(data, noise, seed, MIN_TRAJECTORIES)
         except ValueError as error:
             findings.skipped.append(str(error))
         else:
-            _search_data(found, libraries, everything)
-        more = [*found.quantities[len(findings.quantities) :], *found.undecided]
-        findings.undecided += more[: MAX_TESTED_AGAIN - len(findings.undecided)]
+            _search_missed(findings, by_library, everything)
     return findings
 
 
@@ -118,7 +123,24 @@ def _may_have_missed(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
     """Return whether noise may hide that the field is only near to one that conserves more."""
     assert findings.noise is not None
     noise = float((findings.noise.deviation(x) / x.std(0)).max())
-    return not _is_complete(findings, x) and (noise > LARGE_NOISE or not findings.quantities)
+    is_open = not findings.undecided and not _is_complete(findings, x)
+    return is_open and (noise > LARGE_NOISE or not findings.quantities)
+
+
+def _search_missed(findings: Findings, by_library: Sequence[Combinations], sample: Sample) -> None:
+    """Add what the data alone say beyond the equations to the undecided combinations.
+
+    The first library with a new or undecided quantity is the last.
+    """
+    found = Findings()
+    found.quantities, found.relations = [*findings.quantities], findings.relations
+    level = FAMILY_ERROR / (2 * len(by_library))
+    for known in by_library:
+        _search_library(found, known.library, sample, level, known)
+        more = [*found.quantities[len(findings.quantities) :], *found.undecided]
+        if more:
+            findings.undecided = more[:MAX_TESTED_AGAIN]
+            break
 
 
 def check_coordinates(data: Trajectories) -> None:
@@ -146,24 +168,29 @@ def _search_field(
     libraries: Sequence[Library],
     samples: tuple[Sample, Sample],
     x: Float[Tensor, "n d"],
-) -> None:
-    """Add the conserved quantities of the fitted field that the noise test confirms."""
+) -> list[Combinations]:
+    """Add the conserved quantities of the fitted field that the noise test confirms.
+
+    Returns all combinations that it conserves, for each library.
+    """
     best = findings.fields.adequate
     assert best is not None
-    field = best.fit.field
+    field, by_library = best.fit.field, []
     level = FAMILY_ERROR / (2 * len(libraries))
     for library in libraries:
         if _is_complete(findings, x):
             break
         findings.libraries.append(library.title)
         conserved, unclear = field_invariants(best.fit, library, x)
-        has_energy = False
+        energy = None
         if isinstance(field, EnergyField):
             energy = field.energy_in(library, best.fit.errors)
             if energy is not None:
-                conserved, has_energy = conserved.after(*energy), True
-        tested = _tested(conserved, samples, level)
-        if has_energy:
+                conserved = conserved.after(*energy)
+        by_library.append(conserved)
+        is_new = _is_new(conserved, findings.quantities, x)
+        tested = _tested(conserved.only(is_new), samples, level)
+        if energy is not None and bool(is_new[0]):
             tested[0] = replace(tested[0], name="energy")
         consistent = [q for q in tested if q.p_value >= level]
         _add_relations(findings, [q for q in consistent if not q.varies], x)
@@ -174,6 +201,19 @@ def _search_field(
             known = [*findings.quantities, *findings.relations, *findings.undecided]
             if quantity.varies and is_independent(quantity, known, x, exact=True):
                 findings.undecided.append(quantity)
+    return by_library
+
+
+def _is_new(
+    combinations: Combinations, known: Sequence[Quantity], x: Float[Tensor, "n d"]
+) -> Bool[Tensor, "k"]:
+    """Return which combinations are not quadratic functions of known quantities."""
+    vectors = combinations.vectors
+    if not known or not len(vectors):
+        return torch.ones(len(vectors), dtype=torch.bool)
+    few = x[:: -(-len(x) // MAX_COMPARED)]
+    values = combinations.library(few) @ vectors.mT
+    return ~(unexplained_fractions(values, known, few) < MAX_REPEATED)
 
 
 def _tested(
@@ -183,7 +223,7 @@ def _tested(
     held_out, everything = (tested_quantities(combinations, s, level) for s in samples)
     return [
         replace(q, variation=all_.variation, limit=all_.limit, noise=all_.noise)
-        for q, all_ in zip(held_out, everything, strict=True)
+        for q, all_ in zip(simplify(held_out, samples[0]), everything, strict=True)
     ]
 
 
@@ -240,23 +280,34 @@ def _search_data(findings: Findings, libraries: Sequence[Library], sample: Sampl
     for library in libraries:
         if _is_complete(findings, sample.x):
             break
-        needed = STATES_PER_FUNCTION * len(library)
-        if needed > sample.freedom:
-            findings.skipped.append(
-                f"{library.title}: {len(library)} functions need {needed} states in addition to "
-                f"one per trajectory, but there are {sample.freedom}"
-            )
-            continue
-        if library.title not in findings.libraries:
-            findings.libraries.append(library.title)
-        conserved, undecided = search(library, sample, level)
-        _add(findings, conserved, sample.x)
-        if not findings.undecided:  # richer libraries have ever more
-            findings.undecided += [
-                quantity
-                for quantity in undecided
-                if is_independent(quantity, findings.quantities, sample.x)
-            ]
+        _search_library(findings, library, sample, level)
+
+
+def _search_library(
+    findings: Findings,
+    library: Library,
+    sample: Sample,
+    level: float,
+    known: Combinations | None = None,
+) -> None:
+    """Add the conserved quantities that the eigenproblem finds in one library, see `search`."""
+    needed = STATES_PER_FUNCTION * len(library)
+    if needed > sample.freedom:
+        findings.skipped.append(
+            f"{library.title}: {len(library)} functions need {needed} states in addition to "
+            f"one per trajectory, but there are {sample.freedom}"
+        )
+        return
+    if library.title not in findings.libraries:
+        findings.libraries.append(library.title)
+    conserved, undecided = search(library, sample, level, known)
+    _add(findings, conserved, sample.x)
+    if not findings.undecided:  # richer libraries have ever more
+        findings.undecided += [
+            quantity
+            for quantity in undecided
+            if is_independent(quantity, findings.quantities, sample.x)
+        ]
 
 
 def _is_complete(findings: Findings, x: Float[Tensor, "n d"]) -> bool:

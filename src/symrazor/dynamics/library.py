@@ -159,6 +159,15 @@ class Library:
             [self.own[i - d - others] for i in own],
         )
 
+    def depending_on(self, coordinate: int) -> list[int]:
+        """Return the indices of the functions that may change with a coordinate."""
+        d, others = len(self.coordinates), len(self.variables)
+        varying = {coordinate, *range(d + others, d + others + len(self.own))}
+        for k, variable in enumerate(self.variables, d):
+            if bool((variable.forms[:, coordinate] != 0).any()):
+                varying.add(k)
+        return [k for k, term in enumerate(self.terms) if not varying.isdisjoint(term)]
+
     @property
     def names(self) -> list[str]:
         """Names of the functions, such as "q1^2 p2"."""

@@ -135,28 +135,29 @@ def integrate(
     return torch.stack(states, 2)
 
 
-def fit_field(
-    field: ParametricField, windows: Windows, substeps: int, prune: bool = True
-) -> Fit | None:
+def fit_field(field: ParametricField, windows: Windows, substeps: int) -> Fit | None:
     """Fit the parameters of a field; None if the integration diverges.
 
-    A field that does not fit a few windows is not fitted to all.
-    With `prune`, parameters that do not differ from zero are removed, and the others fitted again.
+    A field that does not fit a few windows is not fitted to all. Parameters that do not differ from
+    zero are removed, and the others fitted again.
     """
-    few = _spread(windows, MIN_WINDOWS)
-    fit = _gauss_newton(field, few, substeps)
+    fit = _gauss_newton(field, _spread(windows, MIN_WINDOWS), substeps)
     if fit is None or fit.chi_squared > POOR:
         return fit
-    fit = _gauss_newton(fit.field, _affordable(field, windows, substeps), substeps)
-    for _ in range(3 if prune else 0):
+    fit = refit(fit.field, windows, substeps)
+    for _ in range(3):
         if fit is None or fit.chi_squared > HOPELESS:
             return fit
         kept = fit.field.parameters.abs() > MIN_T * fit.errors
         if bool(kept.all()) or not bool(kept.any()):
             break
-        smaller = fit.field.only(kept)
-        fit = _gauss_newton(smaller, _affordable(smaller, windows, substeps), substeps)
+        fit = refit(fit.field.only(kept), windows, substeps)
     return fit
+
+
+def refit(field: ParametricField, windows: Windows, substeps: int) -> Fit | None:
+    """Fit the parameters of a field that starts near the data; None if the integration diverges."""
+    return _gauss_newton(field, _affordable(field, windows, substeps), substeps)
 
 
 def _affordable(field: ParametricField, windows: Windows, substeps: int) -> Windows:
@@ -290,16 +291,17 @@ def _jacobians(
     """
     d = start.shape[1]
     substeps = max(1, substeps // JACOBIAN_SAVING)
-    residual = _residuals(field, start[None], parameters[None], windows, substeps)[0]
     state_steps = STATE_STEP * torch.diag(windows.spread)
-    moves = torch.cat([state_steps, start.new_zeros(k, d)])
-    changes = torch.zeros(d + k, len(parameters), dtype=start.dtype)
-    changes[d:, :k] = torch.diag(field.steps[:k])
-    size = torch.cat([state_steps.diagonal(), field.steps[:k]])
-    columns = []
-    for chosen in torch.arange(d + k).split(max(1, MAX_EVALUATIONS // len(start))):
+    # The first row has no change: the residuals that the others are compared with.
+    moves = torch.cat([state_steps.new_zeros(1, d), state_steps, start.new_zeros(k, d)])
+    changes = torch.zeros(1 + d + k, len(parameters), dtype=start.dtype)
+    changes[1 + d :, :k] = torch.diag(field.steps[:k])
+    residuals = []
+    for chosen in torch.arange(1 + d + k).split(max(1, MAX_EVALUATIONS // len(start))):
         states = start + moves[chosen, None]
-        shifted = _residuals(field, states, parameters + changes[chosen], windows, substeps)
-        columns.append((shifted - residual) / size[chosen, None, None])
-    jacobian = torch.cat(columns).permute(1, 2, 0)
+        changed = parameters + changes[chosen]
+        residuals.append(_residuals(field, states, changed, windows, substeps))
+    shifted = torch.cat(residuals)
+    size = torch.cat([state_steps.diagonal(), field.steps[:k]])
+    jacobian = ((shifted[1:] - shifted[0]) / size[:, None, None]).permute(1, 2, 0)
     return jacobian[:, :, :d], jacobian[:, :, d:]

@@ -27,7 +27,15 @@ from symrazor.dynamics.regression import (
     regress_masses,
     velocity_estimates,
 )
-from symrazor.dynamics.shooting import POOR, Fit, Windows, fit_field, residual_ratio, windows_of
+from symrazor.dynamics.shooting import (
+    POOR,
+    Fit,
+    Windows,
+    fit_field,
+    refit,
+    residual_ratio,
+    windows_of,
+)
 from symrazor.dynamics.trajectories import Trajectories, interleave, observed_states
 
 WINDOW, LONG_WINDOW = 8, 24
@@ -141,7 +149,7 @@ def choose_field(
     candidates = _candidates(*estimates, libraries)
     if not _fit_in_turn(choice, candidates[:MAX_CANDIDATES], short, long):
         _fit_in_turn(choice, _completed(choice, *estimates, libraries), short, long)
-    for length in dict.fromkeys((_longest_windows(training), LONG_WINDOW)):
+    for length in dict.fromkeys((longest_windows(training), LONG_WINDOW)):
         refined = _refined(choice, windows_of(training, length, MAX_WINDOWS, deviation), long)
         if refined is not choice:
             return refined
@@ -205,7 +213,7 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     if best is None:
         return choice
     substeps = max(best.substeps, MIN_REFINED_SUBSTEPS)  # small errors add up in long rollouts
-    fit = fit_field(best.fit.field, windows, substeps, prune=False)
+    fit = refit(best.fit.field, windows, substeps)
     if fit is None:
         return choice
     error = max(residual_ratio(fit.field, held_out, substeps), fit.chi_squared)
@@ -216,7 +224,7 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     return Choice([*others, again], choice.uncertainty)
 
 
-def _longest_windows(data: Trajectories) -> int:
+def longest_windows(data: Trajectories) -> int:
     """Return the longest length of windows that cover as many states as shorter ones do."""
     observed = data.observed.sum(1)
     most = min(int(observed.max()), MAX_WINDOW)
