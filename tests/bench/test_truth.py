@@ -16,7 +16,7 @@ from symrazor.bench.truth.check import Score, assumptions, oracle_margin
 from symrazor.bench.truth.main import SMALL_TASKS, Options, chosen_tasks, main
 from symrazor.bench.truth.networks import quarter_turn
 from symrazor.bench.truth.official import mirrored_clothes
-from symrazor.bench.truth.result import goal_notes, whole_seeds
+from symrazor.bench.truth.result import agreement_notes, goal_notes, seeds_in_words, whole_seeds
 from symrazor.bench.truth.runner import append_rows, read_rows
 from symrazor.bench.truth.scores import agreement, compare_range, score
 from symrazor.bench.truth.task import OFFICIAL, Draw, Task
@@ -320,6 +320,14 @@ def test_results_leave_out_a_seed_that_was_cut() -> None:
     assert notes == ["Seed 1 was stopped after 1 of 2 tasks and is left out."]
 
 
+def test_results_say_which_seeds_a_method_had() -> None:
+    rows = [replace(row, seed=seed) for seed in (3, 10) for row in rows_with([0.9], right=1)]
+    assert seeds_in_words(rows) == "Seeds: 3, 10."
+    baseline = [replace(row, method="baseline", seed=10) for row in rows]
+    (name,) = {f"`{row.method}`" for row in rows}
+    assert seeds_in_words(rows + baseline) == f"Seeds: 3, 10 ({name}); 10 (`baseline`)."
+
+
 def test_results_say_which_goals_are_met() -> None:
     rows = rows_with([0.9, 0.92, 0.94, 0.97], right=4)
     rows[3] = replace(rows[3], status="undecided")
@@ -338,6 +346,8 @@ def test_agreement_counts_claims_that_both_runs_state() -> None:
     (line,) = agreement(first, second)
     assert line.stated == 3
     assert line.same == pytest.approx(200 / 3)
+    (note,) = agreement_notes([line, replace(line, stated=0, same=None)], "on a GPU")
+    assert "states 3 claims" in note and "(on a GPU): 67 % have" in note
 
 
 @pytest.mark.parametrize("has_folder", [False, True])

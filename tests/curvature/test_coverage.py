@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import symrazor as sr
 from symrazor import curvature
+from symrazor.curvature.coverage import verify
 from symrazor.testing import assert_close, dense_block, dense_ggn
 
 
@@ -86,6 +87,28 @@ def test_supported_models() -> None:
     _razor(frozen)
     batch_norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     _razor(batch_norm.eval())
+
+
+class Watched(nn.Module):
+    """Notes whether CUDA may use TF32 while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.allowed = nn.Linear(4, 3), list[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.allowed.append(torch.backends.cudnn.allow_tf32)
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_gradients_are_checked_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding errors looked like a wrong format on a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    model = Watched()
+    verify(model, torch.randn(2, 4))
+    assert model.allowed and not any(model.allowed)
+    assert torch.backends.cudnn.allow_tf32
 
 
 class Sideways(nn.Module):

@@ -33,10 +33,13 @@ from symrazor.discovery.question import Family, Options, Question, Structure
 from symrazor.training.options import FitConfig
 
 
-def total(costs: dict[str, Cost], samples: int, epochs: int) -> float:
+def total(costs: dict[str, Cost], n: int, samples: int, epochs: int) -> float:
     """Return the time of three starts of "b", and of "a", which starts from it, on two workers."""
-    steps = phase_evidence_steps(samples, epochs)
-    a, b = (costs[name].total_seconds(samples, epochs, steps) for name in "ab")
+    steps, left_out = phase_evidence_steps(samples, epochs), min(n - samples, 2500)
+    a, b = (
+        costs[name].total_seconds(samples, epochs, steps) + left_out * costs[name].training / 3
+        for name in "ab"
+    )
     return max(3 * (a + 2 * b) / 2, 2 * max(a, b))
 
 
@@ -47,12 +50,12 @@ def test_comparison_plan_has_the_most_epochs_that_fit(n: int, seconds: float) ->
     plan = plan_comparison(costs, {"a"}, n, seconds, 3, 2)
     samples, (epochs, second) = plan.samples, plan.epochs
     assert 1 <= epochs <= 200 and second == epochs
-    assert plan.seconds == pytest.approx(total(costs, samples, epochs))
+    assert plan.seconds == pytest.approx(total(costs, n, samples, epochs))
     if epochs > 1:
         assert plan.seconds <= 0.8 * seconds
     most = n - n // 5  # the rest is left out and predicted
     if samples < most:  # fewer data only where twelve passes over them would be too long
-        assert total(costs, most, 12) > 0.8 * seconds
+        assert total(costs, n, most, 12) > 0.8 * seconds
     assert min(most, 500) <= samples <= most
 
 
@@ -218,3 +221,25 @@ def test_an_impossible_stored_training_is_planned_again(
     plan = stored_plan(file, "a", 200, lambda: FinalPlan("a", 3, 1000))
     assert plan.epochs == (3 if change else 5)
     assert stored_plan(file, "a", 200, lambda: None) == plan  # it was stored
+
+
+def test_a_large_data_set_drops_the_questions_about_single_axes_before_its_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = torch.rand(12_000, 1, 8, 8), torch.arange(12_000) % 2
+    family = candidates_for(dataset(x, y, kind="image"))
+    question = Question("a", "?", family, (x, y), None, sr.Categorical)
+    cost = {s.name: Cost(1e-4, 1e-4, 0.0) for s in family.structures}
+    monkeypatch.setattr(budget, "measure_costs", lambda *arguments: cost)
+
+    def planned(minutes: float) -> tuple[set[str], int]:
+        _, plan = plan_question(question, Options(minutes=minutes), lambda text: None)
+        return set(plan.costs), plan.epochs[0]
+
+    short, epochs = planned(1.0)
+    assert set(cost) - short == {"x-invariant", "y-invariant"} == set(family.optional)
+    assert 1 <= epochs < 12
+    assert question.only(short).family.structure("convolutional").name == "convolutional"
+    assert {s.name for s in question.only(short).family.structures} == short
+    every, epochs = planned(10.0)
+    assert every == set(cost) and epochs >= 12

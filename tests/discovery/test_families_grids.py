@@ -61,6 +61,13 @@ def test_networks_of_a_point_group_with_and_without_positions(
         assert (change > 1e-2) == ("positional" in name)
 
 
+def test_the_copies_of_an_average_are_made_on_its_device() -> None:
+    """A list of positions would be copied from the host at every step on a GPU."""
+    family = grid_family((1, 8, 8), 2, ["p4"])
+    model = family.structure("p4, positional").make().to("meta")
+    assert [value.is_meta for value in model.buffers()] == [True]
+
+
 def test_the_average_of_a_positional_readout_over_all_shifts_is_a_plain_readout() -> None:
     """So networks that see positions gain nothing else by them."""
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from symrazor.accelerate.devices import autocast
+from symrazor.accelerate.devices import autocast, tf32
 from symrazor.accelerate.processes import check_not_sharded
 from symrazor.accelerate.torch_internals import (
     BatchNorm,
@@ -169,7 +169,7 @@ def verify(model: nn.Module, x: Input) -> None:
     must be zero. It does not if a weight is also used outside of its module
     (F.linear(x, layer.weight)), if a layer's first dimension is not the sample, or if a registered
     format is wrong. The weights are jittered in a copy, so that no zero hides an error. All of this
-    is computed without autocast, and in float32 for weights in bfloat16.
+    is computed without autocast and TF32, and in float32 for weights in bfloat16.
 
     Raises:
         UnsupportedParameterError: names the weights whose gradient is not explained.
@@ -179,7 +179,7 @@ def verify(model: nn.Module, x: Input) -> None:
     two_samples = map_tensors(x, lambda part: part[:2])
     if any(value.dtype == torch.bfloat16 for value in weights(model).values()):
         model, two_samples = copy.deepcopy(model).float(), map_tensors(two_samples, widened)
-    with autocast({}):
+    with autocast({}), tf32(allowed=False):
         _verify_in_full_precision(model, two_samples)
 
 

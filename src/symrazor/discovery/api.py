@@ -428,6 +428,12 @@ def score(question: Question, candidate: Candidate, max_samples: int, seed: int)
 def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
     """Return a note if the comparison had too few training steps, with the option to change."""
     plan = compared.plan
+    trained = [structure.name for structure in compared.comparison.question.family.structures]
+    if set(compared.comparison.question.family.optional) - set(trained):
+        return (
+            "Whether shifts along one axis alone matter was not asked, for lack of time (run with "
+            "more `--minutes`).",
+        )
     if plan.steps >= MIN_STEPS:
         return ()
     factor = MIN_STEPS / plan.steps

@@ -56,7 +56,9 @@ MIN_SAMPLES, MIN_LARGE_SAMPLES = 500, 5000
 fewer epochs instead: what their left-out samples say about few data need not hold for many."""
 LEFT_OUT_SHARE = 0.2
 """Share of the training samples that each start leaves out and predicts."""
-MAX_LEFT_OUT = 5000
+MAX_LEFT_OUT = 2500
+SCORING_COST = 1 / 3
+"""Time of a prediction relative to a training step on the same samples."""
 MIN_SPLIT_SAMPLES = 25
 """With fewer training samples none is left out."""
 EVIDENCE_STEPS, MIN_EVIDENCE_STEPS, STEPS_BETWEEN = 6, 2, 100
@@ -261,9 +263,13 @@ def plan_comparison(
     """
 
     def total(samples: int, epochs: int) -> float:
+        steps, left_out = phase_evidence_steps(samples, epochs), min(n - samples, MAX_LEFT_OUT)
         phases = [
             (1 if name in containing else 2)
-            * cost.total_seconds(samples, epochs, phase_evidence_steps(samples, epochs))
+            * (
+                cost.total_seconds(samples, epochs, steps)
+                + left_out * SCORING_COST * cost.training
+            )
             for name, cost in costs.items()
         ]
         return max(starts * sum(phases) / workers, *phases)
@@ -420,7 +426,9 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
     tell("  timing a short trial of each network")
     started = clock.now()
     family, workers, n = question.family, n_workers(options), len(question.train[1])
-    config = replace(config, batch_size=batch_size(training_samples(n)))
+    is_large = n >= LARGE_SAMPLES
+    size = phase_batch_size(MIN_LARGE_SAMPLES, 2) if is_large else batch_size(training_samples(n))
+    config = replace(config, batch_size=size)
     threads = torch.get_num_threads()
     try:
         if workers > 1:  # as in a worker
@@ -429,11 +437,15 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
     finally:
         torch.set_num_threads(threads)
     left = 60 * options.minutes - (clock.now() - started)
-    arguments = (costs, set(family.contains), n)
-    for share in comparison_shares(n):
-        plan = plan_comparison(*arguments, share * left, options.starts, workers)
-        if plan.steps >= WANTED_STEPS:
-            break
+    required = {name: cost for name, cost in costs.items() if name not in family.optional}
+    for tried in (costs, required):
+        for share in comparison_shares(n):
+            containing = set(family.contains) & set(tried)
+            plan = plan_comparison(tried, containing, n, share * left, options.starts, workers)
+            if plan.steps >= WANTED_STEPS:
+                return plan
+        if not is_large or plan.epochs[0] >= MIN_EPOCHS:
+            return plan
     return plan
 
 
@@ -442,6 +454,7 @@ def _plan_key(question: Question, options: Options) -> dict[str, Any]:
     return {
         "data": fingerprint(*question.train),
         "candidates": [s.name for s in question.family.structures],
+        "optional": list(question.family.optional),
         "minutes": options.minutes,
         "epochs": options.epochs,
         "starts": options.starts,
@@ -457,7 +470,8 @@ def _read_plan(file: Path, key: dict[str, Any] | None, longest: int) -> Plan | N
         if stored["key"] == key:
             costs = {name: Cost(**parts) for name, parts in stored["costs"].items()}
             seconds = [value for cost in costs.values() for value in vars(cost).values()]
-            is_known = not costs or set(costs) == set(stored["key"]["candidates"])
+            missing = set(stored["key"]["candidates"]) - set(costs)
+            is_known = not costs or not missing or missing == set(stored["key"]["optional"])
             if not is_known or not all(0 <= value < math.inf for value in seconds):
                 return None
             first, second = stored["epochs"]

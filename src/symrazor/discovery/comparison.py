@@ -146,7 +146,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     began = clock.now()
     config, plan = plan_question(question, options, tell)
     folder = options.unfinished_folder(question.name)
-    shared = comparison_data(question, plan.samples, options.seed)
+    shared = comparison_data(question.only(plan.costs), plan.samples, options.seed)
     comparison = Comparison(shared, config, plan.samples, options.seed, folder)
     compared = Compared(comparison, plan, steps=_Steps(folder and folder / STEPS_FILE))
     limit = comparison_shares(len(question.train[1]))[1] * 60 * options.minutes

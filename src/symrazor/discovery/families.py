@@ -267,7 +267,7 @@ def grid_family(
         for name, (reads, label) in readouts.items()
     }
     options: dict[str, Any] = {"ordinary": ordinary, "wider": wider}
-    make_family = partial(Family, structures, "relaxed", "convolutional", **options)
+    make_family = partial(Family, structures, "relaxed", "convolutional")
     rivals = ["relaxed", "positional", "fully connected"]
     symmetries = [Symmetry("translation", "convolutional", rivals)]
     point_groups = [(point_group(group), group) for group in groups if group not in TRANSLATIONS]
@@ -275,9 +275,10 @@ def grid_family(
         is_image = len(shape) == 3
         describe = describe_shifts if is_image else None
         if is_image and by_axis:
-            structures[2:2] = [_one_axis(strict, axis) for axis in AXES]
-            symmetries = _with_axes(rivals)
-        return make_family(symmetries=symmetries, describe=describe)
+            by_one_axis = [_one_axis(strict, axis) for axis in AXES]
+            structures[2:2], symmetries = by_one_axis, _with_axes(rivals)
+            options["optional"] = [structure.name for structure in by_one_axis]
+        return make_family(symmetries=symmetries, describe=describe, **options)
     # Networks of the group convolutions are translation-invariant as well. Only networks that share
     # this property show what the group adds. Where position matters, the same question is asked
     # of networks that see positions. More symmetry comes first: it is preferred among networks that
@@ -300,7 +301,7 @@ def grid_family(
             seeing_smaller = [f"{point}, positional" for point in smaller]
             added.append(Symmetry(name, seeing, ["positional", *seeing_smaller]))
         symmetries = [*added, *symmetries]
-    return make_family(symmetries=symmetries, describe=describe_invariance)
+    return make_family(symmetries=symmetries, describe=describe_invariance, **options)
 
 
 def _one_axis(strict: Callable[..., nn.Module], axis: str) -> Structure:

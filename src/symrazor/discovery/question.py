@@ -1,9 +1,9 @@
 """Define a question of `discover`: its data, its candidate networks and its options."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ class Family:
     """All candidates for one data set.
 
     Args:
-        structures: the networks; the first is always trained, the others if time allows.
+        structures: the networks.
         relaxed: name of the structure whose symmetry is learned; "" if all are fixed.
         built_in: name of the structure that has the symmetry of `relaxed` built in.
         symmetries: the properties to decide; by default that of `built_in` against all others.
@@ -188,6 +188,7 @@ class Family:
         wider: structure -> a network with the same symmetry and more channels, for the final
             training.
         permutes_points: whether to measure the effect of permuting the points of a set.
+        optional: names of structures that are left out if the time is too short for all.
     """
 
     structures: Sequence[Structure]
@@ -200,6 +201,7 @@ class Family:
     ordinary: Structure | None = None
     wider: Mapping[str, Structure] = field(default_factory=dict)
     permutes_points: bool = False
+    optional: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.built_in and not self.symmetries:
@@ -374,6 +376,13 @@ class Question:
     likelihood: MakeLikelihood
     config: FitConfig | None = None
     together: Tensor | None = None
+
+    def only(self, names: Collection[str]) -> "Question":
+        """Return the question with the structures of these names; with all if there is no name."""
+        if not names:
+            return self
+        structures = [s for s in self.family.structures if s.name in names]
+        return replace(self, family=replace(self.family, structures=structures))
 
 
 def folds_of(together: Tensor, size: int, seed: int) -> Tensor:

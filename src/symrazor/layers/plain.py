@@ -204,6 +204,8 @@ class OrbitPooled(nn.Module):
         size: size of the grid.
     """
 
+    moves: Tensor
+
     def __init__(
         self, body: nn.Module, readout: Readout, group: str | Group, size: Sequence[int]
     ) -> None:
@@ -213,9 +215,9 @@ class OrbitPooled(nn.Module):
         on_grid.check_map(size)
         pixels = torch.arange(prod(size), dtype=torch.float64).reshape(1, 1, *size)
         action = OnGrid(on_grid.group, size)
-        elements = range(on_grid.order)
+        moves = [action.act(pixels, g).long().flatten() for g in range(on_grid.order)]
         self.size = size
-        self.moves = [action.act(pixels, g).long().flatten().tolist() for g in elements]
+        self.register_buffer("moves", torch.stack(moves), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs."""

@@ -41,6 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     add("--check", action="store_true", help="compare the fixed architectures instead")
     add("--device", default=defaults.device, help="device of discover")
     add("--compare", type=Path, help="rows of another run, to count claims with the same answer")
+    add("--compared-run", default="", help="description of that run, for the result file")
     add("--result", type=Path, help="write the tables to this file, for the benchmark pages")
     add("--machine", default="", help="description of the machine, for the result file")
     add("--command", default="", help="the command that measured the rows, for the result file")

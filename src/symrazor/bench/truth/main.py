@@ -11,9 +11,9 @@ from typing import Any, Literal
 from symrazor.bench.truth.check import Score, architecture_scores, oracle_margin
 from symrazor.bench.truth.methods import METHODS, Method, MethodName, run_discover
 from symrazor.bench.truth.registry import tasks
-from symrazor.bench.truth.result import write_result
+from symrazor.bench.truth.result import agreement_notes, write_result
 from symrazor.bench.truth.runner import Time, append_rows, map_in_processes, read_rows, run
-from symrazor.bench.truth.scores import Row, agreement, per_task, reliability
+from symrazor.bench.truth.scores import Agreement, Row, agreement, per_task, reliability
 from symrazor.bench.truth.task import Task
 
 SMALL_TASKS = ("digits in cells", "which half", "ring of points", "linear classes")
@@ -44,6 +44,7 @@ class Options:
         time: what `minutes` counts: CPU time of one thread, or wall time. The first does not
             depend on other programs.
         compare: file of rows of another run, to count claims with the same answer.
+        compared_run: description of that run, for the result file.
         result: write the tables to this file, for the benchmark pages.
         machine: description of the machine, for the result file.
         command: the command that measured the rows, for the result file.
@@ -65,6 +66,7 @@ class Options:
     device: str = "cpu"
     time: Time = "cpu"
     compare: Path | None = None
+    compared_run: str = ""
     result: Path | None = None
     machine: str = ""
     command: str = ""
@@ -96,10 +98,13 @@ def main(options: Options, show: Show | None = None) -> list[Row]:
     if rows:
         show("Tasks", per_task(rows))
         show("Calibration of stated claims", reliability(rows))
+    same: list[Agreement] = []
     if options.compare is not None:
-        show("Agreement of stated claims", agreement(rows, read_rows(options.compare)))
+        same = agreement(rows, read_rows(options.compare))
+        show("Agreement of stated claims", same)
     if options.result is not None:
-        write_result(rows, options.result, options.command, options.machine)
+        notes = agreement_notes(same, options.compared_run)
+        write_result(rows, options.result, options.command, options.machine, notes)
     return rows
 
 

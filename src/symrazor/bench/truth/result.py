@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from symrazor.bench.truth.scores import Row, Summary, per_task, reliability, summarise
+from symrazor.bench.truth.scores import Agreement, Row, Summary, per_task, reliability, summarise
 from symrazor.core.files import write_atomically
+from symrazor.core.validation import join_names
 
 COLUMNS = [
     "tasks",
@@ -59,7 +60,6 @@ def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict
         for half in HALVES
         for line in reliability([row for row in rows if row.half == half])
     ]
-    seeds = sorted({row.seed for row in rows})
     return {
         "title": "Known answers",
         "question": "Are stated answers right where the answer is known? Is the network as good as "
@@ -70,13 +70,25 @@ def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict
         "rows": totals + tasks,
         "calibration": [CALIBRATION_COLUMNS, *calibration],
         "notes": [
-            f"Seeds: {', '.join(map(str, seeds))}. The development half was used to adjust the "
-            "method, the report half was not.",
+            f"{seeds_in_words(rows)} The development half was used to adjust the method, the "
+            "report half was not.",
             *cut,
             *goal_notes(rows, half="report"),
             "`best-on-test-set` chooses an architecture by the test labels: a bound, not a method.",
         ],
     }
+
+
+def seeds_in_words(rows: Sequence[Row]) -> str:
+    """Return the seeds of all methods, and those of methods that had fewer."""
+    methods: dict[tuple[int, ...], list[str]] = {}
+    for method in dict.fromkeys(row.method for row in rows):
+        seeds = sorted({row.seed for row in rows if row.method == method})
+        methods.setdefault(tuple(seeds), []).append(f"`{method}`")
+    parts = [f"{', '.join(map(str, seeds))} ({join_names(m)})" for seeds, m in methods.items()]
+    if len(parts) == 1:
+        parts = [", ".join(map(str, *methods))]
+    return f"Seeds: {'; '.join(parts)}."
 
 
 def whole_seeds(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -117,6 +129,16 @@ def goal_notes(rows: Sequence[Row], half: str) -> list[str]:
     return notes
 
 
+def agreement_notes(table: Sequence[Agreement], run: str) -> list[str]:
+    """Return a note for each method that states claims in this run and in another one."""
+    return [
+        f"`{line.method}` states {line.stated} claims here and in another run as well ({run}): "
+        f"{line.same:.0f} % have the same answer."
+        for line in table
+        if line.same is not None
+    ]
+
+
 def _cells(name: str, half: str, summary: Summary) -> list[Any]:
     return [
         name,
@@ -138,9 +160,12 @@ def _rounded(value: float | None, digits: int) -> str | None:
     return None if value is None else f"{value:.{digits}f}"
 
 
-def write_result(rows: Sequence[Row], file: Path, command: str, machine: str) -> None:
+def write_result(
+    rows: Sequence[Row], file: Path, command: str, machine: str, notes: Sequence[str] = ()
+) -> None:
     """Write the result file of finished rows; ValueError without command and machine."""
     if not (command and machine):
         raise ValueError("A result needs --command (how it was measured) and --machine (on what).")
     result = document(rows, [command], machine)
+    result["notes"] += notes
     write_atomically(file, (json.dumps(result, indent=1) + "\n").encode())
