@@ -266,10 +266,7 @@ def plan_comparison(
         steps, left_out = phase_evidence_steps(samples, epochs), min(n - samples, MAX_LEFT_OUT)
         phases = [
             (1 if name in containing else 2)
-            * (
-                cost.total_seconds(samples, epochs, steps)
-                + left_out * SCORING_COST * cost.training
-            )
+            * (cost.total_seconds(samples, epochs, steps) + left_out * SCORING_COST * cost.training)
             for name, cost in costs.items()
         ]
         return max(starts * sum(phases) / workers, *phases)
