@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -146,12 +146,19 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
     began = clock.now()
     config, plan = plan_question(question, options, tell)
     folder = options.unfinished_folder(question.name)
-    shared = comparison_data(question.only(plan.costs), plan.samples, options.seed)
+    shared = comparison_data(with_structures(question, plan.costs), plan.samples, options.seed)
     comparison = Comparison(shared, config, plan.samples, options.seed, folder)
     compared = Compared(comparison, plan, steps=_Steps(folder and folder / STEPS_FILE))
     limit = comparison_shares(len(question.train[1]))[1] * 60 * options.minutes
     add_starts(compared, options, tell, limit - (clock.now() - began))
     return compared
+
+
+def with_structures(question: Question, names: Collection[str]) -> Question:
+    """Return the question with the structures of these names only; with all if there is no name."""
+    family = question.family
+    structures = [s for s in family.structures if s.name in names] or family.structures
+    return replace(question, family=replace(family, structures=structures))
 
 
 def add_starts(compared: Compared, options: Options, tell: Tell, seconds: float) -> bool:

@@ -275,9 +275,8 @@ def grid_family(
         is_image = len(shape) == 3
         describe = describe_shifts if is_image else None
         if is_image and by_axis:
-            by_one_axis = [_one_axis(strict, axis) for axis in AXES]
-            structures[2:2], symmetries = by_one_axis, _with_axes(rivals)
-            options["optional"] = [structure.name for structure in by_one_axis]
+            structures[2:2], symmetries = [_one_axis(strict, a) for a in AXES], _with_axes(rivals)
+            options["optional"] = [structure.name for structure in structures[2:4]]
         return make_family(symmetries=symmetries, describe=describe, **options)
     # Networks of the group convolutions are translation-invariant as well. Only networks that share
     # this property show what the group adds. Where position matters, the same question is asked

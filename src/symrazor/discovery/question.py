@@ -1,9 +1,9 @@
 """Define a question of `discover`: its data, its candidate networks and its options."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -376,13 +376,6 @@ class Question:
     likelihood: MakeLikelihood
     config: FitConfig | None = None
     together: Tensor | None = None
-
-    def only(self, names: Collection[str]) -> "Question":
-        """Return the question with the structures of these names; with all if there is no name."""
-        if not names:
-            return self
-        structures = [s for s in self.family.structures if s.name in names]
-        return replace(self, family=replace(self.family, structures=structures))
 
 
 def folds_of(together: Tensor, size: int, seed: int) -> Tensor:
