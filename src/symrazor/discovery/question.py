@@ -183,10 +183,8 @@ class Family:
         describe: returns a headline from the claims, where `wording` cannot say enough.
         groups: name -> group that permutes the positions of the data. Its equivariance error is
             measured for every candidate, and features of vectors share one scale.
-        ordinary: a fast network that is not compared, for the final training on large data if no
-            symmetry is built in.
-        wider: structure -> a network with the same symmetry and more channels, for the final
-            training.
+        ordinary: a fast network without a symmetry, for the final training only.
+        wider: structure -> a wider network with the same symmetry, for the final training.
         permutes_points: whether to measure the effect of permuting the points of a set.
         optional: names of structures that are left out if the time is too short for all.
     """
