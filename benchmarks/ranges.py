@@ -32,7 +32,7 @@ from symrazor.bench.truth.task import OFFICIAL
 from symrazor.core.likelihood import Categorical
 from symrazor.data import dataset
 from symrazor.data.arrays import prepare
-from symrazor.data.transforms import rotated, scaled, translated
+from symrazor.data.transforms import resized, rotated, scaled, translated
 from symrazor.discovery.families import candidates_for
 from symrazor.discovery.invariances import LearnedInvariances, learn_invariances
 from symrazor.discovery.question import Options, Question
@@ -44,21 +44,20 @@ PICTURES = 2000
 DEVELOP = (
     *("mnist:rotated:0", "mnist:rotated:45", "mnist:rotated:120", "mnist:mirrored"),
     *("mnist:scaled:1.3", "cifar-10:rotated:20", "cifar-10:rotated:90", "cifar-10:rotated:180"),
-    "cifar-10:shifted:3",
 )
 REPORT = (
     *(f"fashion-mnist:rotated:{angle}" for angle in (0, 20, 45, 90, 120, 180)),
     *("fashion-mnist:mirrored", "fashion-mnist:shifted:3", "fashion-mnist:scaled:1.3"),
     *("mnist:rotated:20", "mnist:rotated:90", "mnist:rotated:180", "mnist:shifted:3"),
     *("cifar-10:rotated:0", "cifar-10:rotated:45", "cifar-10:rotated:120", "cifar-10:mirrored"),
-    "cifar-10:scaled:1.3",
 )
 HALVES = {"develop": (DEVELOP, range(5)), "report": (REPORT, range(5, 100))}
-"""Cases and seeds of each half. No picture of Fashion-MNIST was used in development."""
+"""Cases and seeds of each half. No picture of Fashion-MNIST was used in development. Objects in
+photographs have other places and sizes, so that their shifts and scales are not known."""
 TOLERANCE, DEGREES, LEVEL = 0.15, 10, 0.05
 """Largest error, as a share of all that was tested in both directions; degrees of a stricter count;
 level of the tests."""
-TESTED_PICTURES, TESTED_STEPS = 500, 150
+TESTED_PICTURES, TESTED_SIDE, TESTED_STEPS = 500, 14, 150
 COLUMNS = [
     *("data", "seed", "made by", "transformation", "known", "measured", "low", "high", "stated"),
     *("answer", "error (%)", "gain (nats)", "CPU s"),
@@ -159,7 +158,7 @@ def error_of(flow: Flow, value: float, known: float) -> float:
 def test_rows(folder: Path, job: tuple[int, str]) -> list[list[Any]]:
     """Test one symmetric data set and one that is not."""
     seed, name = job
-    x, _ = pictures_of(folder, name, seed, TESTED_PICTURES)
+    x = resized(pictures_of(folder, name, seed, TESTED_PICTURES)[0], TESTED_SIDE)
     flip = partial(torch.flip, dims=(-1,))
     return [
         [name, seed, two_sample_test(mirrored(x, seed), flip, seed, TESTED_STEPS),
@@ -280,8 +279,9 @@ def tests_of(rows: list[list[Any]]) -> dict[str, Any]:
             for name, count in zip(names, counts, strict=True)
         ],
         "notes": [
-            f"Reflections of {TESTED_PICTURES:,} pictures, {TESTED_STEPS} training steps for each "
-            "test, rejected at p < 0.05. Interval: Wilson's for a share."
+            f"Reflections of {TESTED_PICTURES:,} pictures of {TESTED_SIDE} x {TESTED_SIDE} pixels, "
+            f"{TESTED_STEPS} training steps for each half, rejected at p < 0.05. Interval: "
+            "Wilson's for a share."
         ],
     }
 

@@ -254,14 +254,14 @@ def test_trainings_are_timed_in_their_batches_and_the_last_one_uses_the_time_tha
     learned = replace(_learned(discovery), network=discovery.chosen.name)
     with clock.counting(lambda: 0.0):
         invariances._confirmed(
-            learned, question, Options(), torch.zeros(0), (36.0, 12.0), lambda text: None
+            learned, question, Options(), torch.zeros(0), (48.0, 12.0), lambda text: None
         )
     assert batches == [batch_size(96)]
-    # 80 % of a third of 36 s for each training, and of the 48 s of a clock that stands still
-    assert epochs == [80, 80, 200]
+    # 80 % of a quarter of 48 s for each training, and of the 60 s of a clock that stands still
+    assert epochs == [80, 80, 80, 200]
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(1000.0, 5000), (50.0, 2500), (15.0, None)])
+@pytest.mark.parametrize(("seconds", "most"), [(1000.0, 5000), (75.0, 2500), (22.0, None)])
 def test_large_data_are_confirmed_on_some_images(
     discovery: sr.Discovery,
     monkeypatch: pytest.MonkeyPatch,
@@ -269,13 +269,14 @@ def test_large_data_are_confirmed_on_some_images(
     most: int | None,
 ) -> None:
     """They were not confirmed at all, because two trainings on all images did not fit."""
-    trained, scored, n = list[int](), list[int](), 40_000
+    trained, continued, scored, n = list[int](), list[bool](), list[int](), 40_000
     data = _images()
     x, y = torch.zeros(n, 1, 8, 8), torch.zeros(n, dtype=torch.long)
     question = Question("q", "?", candidates_for(data), (x, y), None, Categorical)
 
     def train(*arguments: Any) -> sr.Fit:
         trained.append(len(arguments[2][1]))
+        continued.append(arguments[4:] == (discovery.chosen.fit,))
         return discovery.chosen.fit
 
     def scores(fit: object, check: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
@@ -291,14 +292,15 @@ def test_large_data_are_confirmed_on_some_images(
         found = invariances._confirmed(
             learned, question, Options(), torch.zeros(0), (seconds, 0.0), lambda text: None
         )
-    if most is None:  # 1,000 images, 8 times at 1 ms each, do not fit into 80 % of 7.5 s
+    if most is None:  # 1,000 images, 8 times at 1 ms each, do not fit into 80 % of 22 / 3 s
         assert found.gain is None and not trained
         return
     # 2,500 images, 8 times at 1 ms each, fit into 80 % of 25 s
     images = trained[0] + scored[0]
     left_out = images // 5
+    assert continued == [False, True, True]
     assert 0.89 * most < images <= most and (seconds < 1000 or images == most)
-    assert trained == [images - left_out] * 2 and scored == [left_out] * 2
+    assert trained == [images - left_out] * 3 and scored == [left_out] * 2
     assert found.delivered is None and found.supported
     assert f"({images - left_out:,} training images, {left_out:,} left out)" in found.verdict
     assert found.to_dict()["confirmation images"] == images

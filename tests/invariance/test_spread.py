@@ -17,6 +17,7 @@ from symrazor.invariance.spread import (
     measure_spread,
     two_sample_test,
 )
+from symrazor.invariance.window import Window
 
 
 def _turn(x: Tensor, angle: Tensor) -> Tensor:
@@ -94,6 +95,15 @@ def test_flips_and_amounts_of_factors() -> None:
     factor = Flow("scale", "line", 9, math.log(1.4), "factor", add, min_range=1.2)
     wide = Spread(factor, math.log(9), 0.0, 0.5)
     assert wide.is_whole and wide.amount == pytest.approx(math.log(1.4))
+
+
+def test_a_range_beyond_what_was_tested_is_cut() -> None:
+    factor = Flow("scale", "line", 9, math.log(1.4), "factor", add, min_range=1.2)
+    for low, is_whole in ((1.3, False), (1.41, True)):
+        window = Window(math.log(1.45), math.log(low), math.log(1.6))
+        spread = Spread(factor, math.log(9), 0.0, 0.5, window=window)
+        assert spread.range == pytest.approx(1.4) and spread.is_whole is is_whole
+        assert spread.bounds == pytest.approx((low, 1.6))
 
 
 def test_p_values_are_uniform_if_scores_are_random() -> None:

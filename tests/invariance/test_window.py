@@ -74,3 +74,11 @@ def test_the_largest_range_that_is_read_on_a_line() -> None:
     """Where nothing is known, every mean is 0."""
     window = fit_line(positions(torch.zeros(50, 18, 9).log_softmax(2)))
     assert window.range > 1.7
+
+
+def test_inputs_that_the_network_does_not_see_are_at_the_ends() -> None:
+    """A tenth of the inputs at each end also fits a range beyond the ends."""
+    poses = 0.78 * torch.linspace(-1, 1, 256, dtype=torch.float64)
+    ends = torch.ones(32, dtype=torch.float64)
+    window = fit_line(torch.cat([poses, ends, -ends]))
+    assert window.low < 0.8 and window.high > 1

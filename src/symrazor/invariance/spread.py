@@ -88,7 +88,8 @@ class Spread:
     def range(self) -> float:
         """Return the range in either direction, at most what was tested, in the flow's unit."""
         if self.window is not None:
-            return self.flow.reported(self.window.range)
+            end = self.flow.end if self.flow.kind == "line" else math.pi
+            return self.flow.reported(min(self.window.range, end))
         return self._range(self.cross_entropy)
 
     @property
@@ -117,6 +118,8 @@ class Spread:
     def is_whole(self) -> bool:
         """Return whether the inputs fill the whole range that was tested."""
         flow = self.flow
+        if flow.kind == "line" and self.window is not None:
+            return self.window.low >= flow.end
         share = {"choice": WHOLE_CHOICE, "circle": WHOLE_CIRCLE, "line": 1.0}[flow.kind]
         end = 0.5 if flow.kind == "choice" else flow.reported(flow.end)
         return self.order == 1 and self.range >= share * end

@@ -17,7 +17,9 @@ The pose is therefore minus the amount at which the predicted mean changes its s
 For a range v > 1 (in units of a), the mean is 0 wherever the sum of amount and pose is less than
 v - 1: nothing is known there. An input whose mean does not change its sign counts as beyond the
 ends. With means below $\mu$ = `MIN_MEAN` taken for 0, the sign changes for poses up to
-$\min(1 - \mu,\; 2 - 2\mu - v)$, so that ranges can be read up to $2 - 2\mu$.
+$\min(1 - \mu,\; 2 - 2\mu - v)$, so that ranges can be read up to $2 - 2\mu$. An input whose
+amount the network cannot see has no change of its sign either, so that some misunderstood inputs
+may be at the ends, whatever the range.
 """
 
 import math
@@ -39,6 +41,8 @@ LINE_ERRORS, TYPICAL_LINE_ERROR = (0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45), 0.12
 FAR = 100.0
 GOLDEN_RATIO = 0.5 * (math.sqrt(5) - 1)
 OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+ENDS_PRIOR = 0.2
+"""Prior probability that misunderstood inputs on a line are at its ends; else they are anywhere."""
 WHOLE_PRIOR = 0.5
 """Prior probability of the whole circle; the other ranges are equally probable."""
 TEMPER = 0.5
@@ -90,7 +94,8 @@ def fit_window(angles: Float[Tensor, " n"]) -> Window:
     )
     assert isinstance(density, Tensor)
     error_prior = (-error.rad2deg() / TYPICAL_ERROR).log_softmax(0)
-    return _posterior(cells.bincount(minlength=CELLS), density, width, error_prior, math.pi)
+    counts = cells.bincount(minlength=CELLS)
+    return _posterior(counts, density, width, error_prior, math.pi, ends_prior=0.0)
 
 
 def fit_line(positions: Float[Tensor, " n"]) -> Window:
@@ -110,7 +115,7 @@ def fit_line(positions: Float[Tensor, " n"]) -> Window:
     density = share * _cell_probabilities(edges, visible, error)
     density[:, :, [0, -1]] += (1 - share) / 2
     prior = (-error / TYPICAL_LINE_ERROR).log_softmax(0)
-    return _posterior(cells.bincount(minlength=LINE_CELLS), density, width, prior, None)
+    return _posterior(cells.bincount(minlength=LINE_CELLS), density, width, prior, None, ENDS_PRIOR)
 
 
 def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
@@ -128,15 +133,28 @@ def _cell_probabilities(edges: Tensor, width: Tensor, error: Tensor) -> Tensor:
 
 
 def _posterior(
-    counts: Tensor, density: Tensor, width: Tensor, error_prior: Tensor, full_circle: float | None
+    counts: Tensor,
+    density: Tensor,
+    width: Tensor,
+    error_prior: Tensor,
+    full_circle: float | None,
+    ends_prior: float,
 ) -> Window:
-    """Return quantiles of the range; `whole` is the range of evenly distributed poses."""
+    """Return quantiles of the range; `full_circle` is the range of evenly distributed poses."""
     n, cells = counts.double(), counts.shape[0]
-    outliers = torch.tensor(OUTLIER_SHARES, dtype=torch.float64).view(-1, 1, 1, 1)
-    mixed = (1 - outliers) * density + outliers / cells
-    log_likelihood = TEMPER * (mixed.clamp(min=1e-12).log() @ n)
+    anywhere, ends = n.new_full((cells,), 1 / cells), n.new_zeros(cells)
+    ends[[0, -1]] = 0.5
+    share = torch.tensor(OUTLIER_SHARES, dtype=torch.float64).view(-1, 1, 1, 1)
+    priors = [(anywhere, 1 - ends_prior), (ends, ends_prior)]
+    likelihoods = [
+        TEMPER * (((1 - share) * density + share * place).clamp(min=1e-12).log() @ n)
+        + math.log(prior)
+        for place, prior in priors
+        if prior
+    ]
+    log_likelihood = torch.cat(likelihoods)
     by_width = (log_likelihood + error_prior).permute(1, 0, 2).flatten(1).logsumexp(1)
-    posterior, values = by_width - math.log(len(outliers) * len(width)), width
+    posterior, values = by_width - math.log(len(share) * len(width)), width
     if full_circle is not None:
         even = -TEMPER * n.sum() * math.log(cells) + math.log(WHOLE_PRIOR / (1 - WHOLE_PRIOR))
         posterior = torch.cat([posterior, even.view(1)])
