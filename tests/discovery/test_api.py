@@ -34,7 +34,10 @@ from symrazor.runs.predictions import predict
 
 @pytest.mark.parametrize(("minutes", "expected"), [(1.0, "1 minute,"), (2.0, "2 minutes,")])
 def test_a_note_counts_the_minutes(minutes: float, expected: str) -> None:
-    compared: Any = SimpleNamespace(plan=SimpleNamespace(steps=10, costs={"a": 1.0}))
+    family = SimpleNamespace(structures=(), optional=())
+    comparison = SimpleNamespace(question=SimpleNamespace(family=family))
+    plan = SimpleNamespace(steps=10, costs={"a": 1.0})
+    compared: Any = SimpleNamespace(plan=plan, comparison=comparison)
     assert f"fitted into {expected}" in _notes(compared, Options(minutes=minutes))[0]
 
 
@@ -312,8 +315,8 @@ def test_sets_with_and_without_permutation_invariance() -> None:
 @pytest.mark.slow
 def test_vectors_with_linear_and_nonlinear_targets() -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 4, generator=generator)
-    noise = 0.1 * torch.randn(400, generator=generator)
+    x = torch.randn(600, 4, generator=generator)
+    noise = 0.1 * torch.randn(600, generator=generator)
     linear = sr.discover(x, x @ torch.tensor([1.0, -2.0, 0.5, 0.0]) + noise, epochs=80)
     assert linear.verdict.startswith("Linear: hidden layers do not improve the prediction.")
     assert "Recommended network: a linear model" in linear.verdict

@@ -74,3 +74,11 @@ def test_other_kinds_are_recognised_as_before() -> None:
     assert dataset(torch.randn(30, 2, 16), y).kind == "series"
     assert dataset(torch.randn(30, 5), y).kind == "vector"
     assert dataset(torch.randn(30, 2, SITES), y, kind="series").kind == "series"
+
+
+def test_the_final_network_for_vectors_may_be_wider() -> None:
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    family = families.candidates_for(dataset(x, x[:, :1], kind="vector"))
+    assert set(family.wider) == {"one hidden layer", "two hidden layers"}
+    first, *_, last = family.wider["two hidden layers"].make().parameters()
+    assert (first.shape, last.shape) == ((256, 3), (1,))

@@ -427,9 +427,8 @@ def score(question: Question, candidate: Candidate, max_samples: int, seed: int)
 
 def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
     """Return a note if the comparison had too few training steps, with the option to change."""
-    plan = compared.plan
-    trained = [structure.name for structure in compared.comparison.question.family.structures]
-    if set(compared.comparison.question.family.optional) - set(trained):
+    plan, family = compared.plan, compared.comparison.question.family
+    if set(family.optional) - {structure.name for structure in family.structures}:
         return (
             "Whether shifts along one axis alone matter was not asked, for lack of time (run with "
             "more `--minutes`).",

@@ -1,3 +1,4 @@
+# Over 400 lines: the candidates for all kinds of data, so that they are read together.
 """Define the kinds of data that `discover` accepts, and the candidates for each of them.
 
 A kind of data is one `DataKind`: its name, how it is recognised, which networks are compared, and
@@ -77,6 +78,8 @@ SMALL_IMAGE_SIDES, SMALL_IMAGE_KERNELS = range(9, 21), (5, 3)
 first filter: after two pools an object is a few positions wide."""
 WIDER = 2
 """Channels of the final network, relative to those of the comparison."""
+WIDE_PERCEPTRON = 256
+"""Hidden units of each layer of the final network for vectors."""
 MAX_COPIES = 8
 """Elements of a group over which a network that sees positions is averaged."""
 AXES = ("x", "y")
@@ -385,12 +388,15 @@ def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None)
         return matrix_family(data, [group for group in groups if isinstance(group, Group)])
     if groups is not None:
         return permutation_family(data, groups)
-    structures = [
-        Structure(name, partial(perceptron, data.x.shape[1], data.outputs, hidden_layers), label)
-        for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items())
-    ]
+    structures, wider = [], {}
+    for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items()):
+        make = partial(perceptron, data.x.shape[1], data.outputs, hidden_layers)
+        structures.append(Structure(name, make, label))
+        wide = partial(make, width=WIDE_PERCEPTRON)
+        wider[name] = Structure(f"{name}, wider", wide, f"{label}, four times as wide")
     linear, *rivals = PERCEPTRONS
-    return Family(structures, symmetries=(Symmetry("linear", linear, rivals),))
+    wider.pop(linear)
+    return Family(structures, symmetries=(Symmetry("linear", linear, rivals),), wider=wider)
 
 
 register_kind(DataKind("image", _grid_candidates, IMAGE_WORDING))

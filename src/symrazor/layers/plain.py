@@ -234,9 +234,11 @@ def fully_connected(shape: Sequence[int], outputs: int, width: int = 64) -> nn.M
     return nn.Sequential(*body, nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
-def perceptron(features: int, outputs: int, hidden_layers: int) -> nn.Module:
-    """Return a linear model, or one with hidden layers of `PERCEPTRON_WIDTH` tanh units."""
-    widths = [features, *[PERCEPTRON_WIDTH] * hidden_layers, outputs]
+def perceptron(
+    features: int, outputs: int, hidden_layers: int, width: int = PERCEPTRON_WIDTH
+) -> nn.Module:
+    """Return a linear model, or one with hidden layers of tanh units."""
+    widths = [features, *[width] * hidden_layers, outputs]
     layers: list[nn.Module] = []
     for c_in, c_out in pairwise(widths):
         layers += [nn.Linear(c_in, c_out), nn.Tanh()]
