@@ -48,10 +48,12 @@ DEVELOP = (
     *("mnist:scaled:1.3", "cifar-10:rotated:20", "cifar-10:rotated:90", "cifar-10:rotated:180"),
 )
 REPORT = (
-    *(f"fashion-mnist:rotated:{angle}" for angle in (0, 20, 45, 90, 120, 180)),
-    *("fashion-mnist:mirrored", "fashion-mnist:shifted:3", "fashion-mnist:scaled:1.3"),
-    *("mnist:rotated:20", "mnist:rotated:90", "mnist:rotated:180", "mnist:shifted:3"),
-    *("cifar-10:rotated:0", "cifar-10:rotated:45", "cifar-10:rotated:120", "cifar-10:mirrored"),
+    *("fashion-mnist:rotated:20", "mnist:rotated:90", "cifar-10:rotated:45"),
+    *("fashion-mnist:rotated:90", "fashion-mnist:mirrored", "mnist:rotated:180"),
+    *("cifar-10:rotated:0", "fashion-mnist:rotated:180", "mnist:rotated:20"),
+    *("fashion-mnist:rotated:0", "mnist:shifted:3", "cifar-10:rotated:120"),
+    *("fashion-mnist:rotated:45", "fashion-mnist:shifted:3", "cifar-10:mirrored"),
+    *("fashion-mnist:rotated:120", "fashion-mnist:scaled:1.3"),
 )
 HALVES = {"develop": (DEVELOP, range(5)), "report": (REPORT, range(5, 100))}
 """Cases and seeds of each half. No picture of Fashion-MNIST was used in development. Objects in
