@@ -111,6 +111,25 @@ def test_gradients_are_checked_without_tf32(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.backends.cudnn.allow_tf32
 
 
+class Rounded(nn.Module):
+    """Depends on the batch by rounding errors only, as sums of large numbers do."""
+
+    def __init__(self, everywhere: bool) -> None:
+        super().__init__()
+        self.layer, self.everywhere = nn.Linear(4, 3), everywhere
+
+    def forward(self, x: Tensor) -> Tensor:
+        f: Tensor = self.layer(x)
+        return f * (1 + 0.01 * len(x)) if self.everywhere or f.dtype == torch.float32 else f
+
+
+def test_rounding_is_no_error_and_coupling_is() -> None:
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    verify(Rounded(everywhere=False), x)
+    with pytest.raises(ValueError, match="couples the samples"):
+        verify(Rounded(everywhere=True), x)
+
+
 class Sideways(nn.Module):
     """Uses a weight a second time outside of its module."""
 
