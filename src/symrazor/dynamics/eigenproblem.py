@@ -229,11 +229,15 @@ def noise_test(
     most of the time, the noise is an upper bound and the p-value conservative.
     """
     sample = features.sample
-    vectors = torch.stack([fit.vectors[:, :count] for fit in fits])[sample.fold[sample.trajectory]]
-    values = torch.einsum("nk,nkj->nj", features.values, vectors)
-    noise = torch.einsum("nkd,nkj->njd", features.slopes, vectors).square().sum(-1)
-    if curvature and float((sample.deviation / sample.x.std(0)).max()) > LARGE_NOISE:
-        noise = _subtract_curvature(features, fits, count, noise)
+    curvature = curvature and float((sample.deviation / sample.x.std(0)).max()) > LARGE_NOISE
+    if all(fit is fits[0] for fit in fits):
+        values, noise = _values_and_noise(features, slice(None), fits[0], count, curvature)
+    else:
+        values, noise = features.values.new_empty(2, len(sample.x), count)
+        fold = sample.fold[sample.trajectory]
+        for f, fit in enumerate(fits):
+            parts = _values_and_noise(features, fold == f, fit, count, curvature)
+            values[fold == f], noise[fold == f] = parts
     centred = sample.within(values)
     rise, slow_rise = _rise_by_estimation(features, fits, noise)
     whole = _ratio(
@@ -289,21 +293,21 @@ def _rise_by_estimation(
     return rise, slow_rise
 
 
-def _subtract_curvature(
-    features: Features, fits: Sequence[Directions], count: int, noise: Tensor
-) -> Tensor:
-    """Correct the noise of combinations for its second order, see `Features.second_order`.
+def _values_and_noise(
+    features: Features, use: Tensor | slice, fit: Directions, count: int, curvature: bool
+) -> tuple[Float[Tensor, "n j"], Float[Tensor, "n j"]]:
+    """Return the first combinations at the states in `use`, and the noise variance in them.
 
-    Squared gradients at noisy states overestimate those at the true states.
+    With `curvature`, the noise is corrected for its second order, see `Features.second_order`:
+    squared gradients at noisy states overestimate those at the true states.
     """
-    x, fold = features.sample.x, features.sample.fold[features.sample.trajectory]
-    if all(fit is fits[0] for fit in fits):
-        second = features.second_order(x, fits[0].vectors[:, :count])
-    else:
-        second = torch.zeros_like(noise)
-        for f, fit in enumerate(fits):
-            second[fold == f] = features.second_order(x[fold == f], fit.vectors[:, :count])
-    return (noise - 0.5 * second).maximum(0.2 * noise)
+    vectors = fit.vectors[:, :count]
+    slopes = torch.einsum("nkd,kj->njd", features.slopes[use], vectors)
+    noise = slopes.square().sum(-1)
+    if curvature:
+        second = features.second_order(features.sample.x[use], vectors)
+        noise = (noise - 0.5 * second).maximum(0.2 * noise)
+    return features.values[use] @ vectors, noise
 
 
 @dataclass

@@ -182,17 +182,19 @@ class Library:
     def gradients(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m d"]:
         """Return the gradients of all functions, by the product rule."""
         n, d = x.shape
-        slopes = [torch.eye(d, dtype=x.dtype).expand(n, d, d)]
-        slopes += [group.slopes(x) for group in self.groups]
+        slopes = [group.slopes(x) for group in self.groups]
         slopes += [function.slope(x).unsqueeze(1) for function in self.own]
-        by_variable = torch.cat([*slopes, torch.zeros_like(x).unsqueeze(1)], 1)
+        by_variable = torch.cat([*slopes, x.new_zeros(n, 1, d)], 1)
         factors = self._factors(x)
         total = x.new_zeros(n, len(self), d)
-        for k in range(self.degree):
+        for k, variable in enumerate(self.index):
             cofactor = _product(factors, k)
-            total += (1 if cofactor is None else cofactor[..., None]) * by_variable[
-                :, self.index[k]
-            ]
+            cofactor = torch.ones_like(factors[0]) if cofactor is None else cofactor
+            # The gradient of a coordinate has one entry.
+            rows = (variable < d).nonzero()[:, 0]
+            total[:, rows, variable[rows]] += cofactor[:, rows]
+            rows = (variable >= d).nonzero()[:, 0]
+            total[:, rows] += cofactor[:, rows, None] * by_variable[:, variable[rows] - d]
         return total
 
     def combined_gradients(

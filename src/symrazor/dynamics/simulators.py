@@ -167,7 +167,8 @@ def _fit_in_turn(
         if fit is None:
             continue
         error = fit.chi_squared
-        if error <= POOR:
+        known = min((c.error for c in choice.candidates), default=math.inf)
+        if error <= min(POOR, TIE * known):  # otherwise it cannot be the best
             substeps = max(substeps, _substeps(fit.field, long))
             error = max(residual_ratio(fit.field, long, substeps), error)
         choice.candidates.append(Candidate(name, fit, error, substeps))
