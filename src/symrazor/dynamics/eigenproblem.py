@@ -147,20 +147,22 @@ def _sums(features: Features, use: Tensor) -> _Sums:
     phi, slopes = features.values[states], features.slopes[states]
     centred, share = sample.within(features.values)[states], sample.share[states]
     states_count, freedom = torch.tensor([len(phi), len(phi) - int(use.sum())]).to(phi)
-    noise = _gram(slopes, torch.ones_like(share))
+    noise = noise_covariance(slopes, torch.ones_like(share))
     equal = bool((share == share[0]).all())
     return _Sums(
         states_count,
         freedom,
         centred.mT @ centred,
-        share[0] * noise if equal else _gram(slopes, share),
+        share[0] * noise if equal else noise_covariance(slopes, share),
         phi.sum(0),
         phi.mT @ phi,
         noise,
     )
 
 
-def _gram(slopes: Float[Tensor, "n k d"], weight: Float[Tensor, "n"]) -> Float[Tensor, "k k"]:
+def noise_covariance(
+    slopes: Float[Tensor, "n k d"], weight: Float[Tensor, "n"]
+) -> Float[Tensor, "k k"]:
     """Return the weighted sum over states of the noise covariance of the functions."""
     rows = (slopes * weight.sqrt()[:, None, None]).transpose(1, 2).flatten(0, 1)
     return rows.mT @ rows

@@ -51,10 +51,11 @@ from symrazor.dynamics.independence import (
     unexplained,
     unexplained_fractions,
 )
-from symrazor.dynamics.libraries import libraries_for
+from symrazor.dynamics.libraries import QUADRATIC, libraries_for
 from symrazor.dynamics.library import Library
 from symrazor.dynamics.mechanics import symplectic_form
 from symrazor.dynamics.noise import noise_estimate
+from symrazor.dynamics.relations import find_relations, without_relations
 from symrazor.dynamics.samples import MIN_TRAJECTORIES, Sample, sample_states
 from symrazor.dynamics.simulators import choose_field
 from symrazor.dynamics.symplectic import find_structure
@@ -102,6 +103,7 @@ def find_conserved(
     libraries = libraries_for(x, names, functions)
     training, held_out = split(data, seed)
     sample = sample_states(held_out, noise, seed)
+    _add_relations(findings, _relations(libraries, sample_states(data, noise, seed)), x)
     findings.fields = choose_field(training, held_out, libraries, noise)
     if findings.fields.adequate is not None:
         samples = sample, sample_states(data, noise, seed)
@@ -117,6 +119,12 @@ def find_conserved(
         else:
             _search_missed(findings, by_library, everything)
     return findings
+
+
+def _relations(libraries: Sequence[Library], sample: Sample) -> list[Quantity]:
+    """Return what is the same in all states, among quadratic functions."""
+    quadratic = [library for library in libraries if library.title == QUADRATIC]
+    return [relation for library in quadratic for relation in find_relations(library, sample)]
 
 
 def _may_have_missed(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
@@ -181,7 +189,10 @@ def _search_field(
         if _is_complete(findings, x):
             break
         findings.libraries.append(library.title)
-        conserved, unclear = field_invariants(best.fit, library, x)
+        conserved, unclear = (
+            without_relations(given, findings.relations, x)
+            for given in field_invariants(best.fit, library, x)
+        )
         energy = None
         if isinstance(field, EnergyField):
             energy = field.energy_in(library, best.fit.errors)

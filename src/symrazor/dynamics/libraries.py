@@ -22,6 +22,7 @@ MIN_RADIANS = 0.5
 """Nor are coordinates that stay below this size: sines of small angles are linear."""
 MAX_EXPONENT = 12.0
 """Arguments of exponentials are at most this large."""
+QUADRATIC = "quadratic functions"
 LINKED_BODIES = "products of quadratic functions and two harmonics"
 MIN_RELATIVE_DISTANCE = 0.03
 """Smallest distance, relative to its mean, for which its inverse is offered: noise ruins others."""
@@ -94,12 +95,12 @@ def libraries_for(
             libraries.append(library)
 
     first = d
-    for degree, title in ((1, "linear"), (2, "quadratic")):
-        add(f"{title} functions", [], polynomials(d, degree))
+    for degree, title in ((1, "linear functions"), (2, QUADRATIC)):
+        add(title, [], polynomials(d, degree))
     families = potentials(x, names)
     for title, extra in families.items():
         new = range(first, first + len(extra))
-        add(f"quadratic functions and {title}", extra, [*polynomials(d, 2), *((k,) for k in new)])
+        add(f"{QUADRATIC} and {title}", extra, [*polynomials(d, 2), *((k,) for k in new)])
     add("cubic functions", [], polynomials(d, 3))
     for title, extra in families.items():
         new = range(first, first + len(extra))
@@ -107,7 +108,7 @@ def libraries_for(
             harmonics = [*extra, *second_harmonics(extra, names)]
             waves = [(k,) for k in range(first, first + len(harmonics))]
             simple = [*polynomials(d, 2), *waves]
-            add("quadratic functions and two harmonics", harmonics, simple)
+            add(f"{QUADRATIC} and two harmonics", harmonics, simple)
             # Kinetic energies and momenta of linked bodies.
             factors = [*polynomials(d, 2)] if d % 2 or d == 2 else _of_velocities(d)
             terms = [(*f, *t) for f, t in product(factors, waves)]
