@@ -23,7 +23,6 @@ from symrazor.dynamics.selection import (
     TIE_STANDARD_ERRORS,
     Trial,
     _combine,
-    best_rounded,
     finalist,
     select_trial,
     train_and_select,
@@ -184,7 +183,8 @@ def _trained(model: SymmetrisedNetwork) -> Trained:
 
 def test_trial_records(models: dict[str, SymmetrisedNetwork]) -> None:
     trials = {name: Trial(1.0, model, None, 0.5) for name, model in models.items()}
-    assert [t.exactness for t in trials.values()] == [0, 0, 1, 2]
+    assert [t.is_rounded for t in trials.values()] == [False, False, True, True]
+    assert [t.has_group for t in trials.values()] == [False, False, False, True]
     assert [t.count for t in trials.values()] == [0, 1, 1, 1]
     record = trials["group"].to_record()
     assert (record["rounded"], record["group"], record["steps"]) == (1.0, 1.0, 0)
@@ -196,18 +196,19 @@ def test_trial_records(models: dict[str, SymmetrisedNetwork]) -> None:
     [
         # costs of none, learned, rounded, group; standard error 10, of a difference 14.1
         ((500.0, 100.0, 90.0, 80.0), "group"),  # the lowest cost is also the most exact
-        ((500.0, 100.0, 90.0, 120.0), "group"),  # a tie: 30 nats, within three errors
-        ((500.0, 100.0, 90.0, 132.0), "group"),  # 42: just within
-        ((500.0, 100.0, 90.0, 133.0), "rounded"),  # 43: outside
-        ((500.0, 100.0, 140.0, 150.0), "rounded"),  # only rounded coefficients tie
-        ((500.0, 100.0, 150.0, 150.0), "learned"),  # no tie
+        ((500.0, 133.0, 90.0, 120.0), "group"),  # a tie: 30 nats, within three errors
+        ((500.0, 133.0, 90.0, 132.0), "group"),  # 42: just within
+        ((500.0, 133.0, 90.0, 133.0), "rounded"),  # 43: outside
+        ((500.0, 100.0, 90.0, 120.0), "rounded"),  # the group loses to the estimate
+        ((500.0, 100.0, 140.0, 150.0), "learned"),  # both lose to the estimate, within errors
+        ((500.0, 100.0, 100.1, 100.1), "learned"),
         ((80.0, 100.0, 90.0, 85.0), "none"),  # between counts the cost decides
         ((95.0, 100.0, 90.0, 96.0), "group"),  # one quantity wins; the group ties with it
         ((500.0, 100.0, math.inf, math.inf), "learned"),  # both diverged
         ((500.0, math.inf, math.inf, math.inf), "none"),
     ],
 )
-def test_ties_go_to_the_most_exact_trial(
+def test_ties_go_to_the_group_and_never_to_rounded_coefficients(
     models: dict[str, SymmetrisedNetwork], costs: tuple[float, ...], expected: str
 ) -> None:
     trials = {
@@ -294,13 +295,32 @@ def test_finalist_includes_a_narrow_loser_to_no_quantities(
     assert finalist([plain_trial, better], better, 100) is better
 
 
-def test_rounded_coefficients_that_lose_are_not_used(
-    models: dict[str, SymmetrisedNetwork],
-) -> None:
-    learned = Trial(10.0, models["learned"], _trained(models["learned"]), 5.0)
-    rounded = Trial(20.0, models["rounded"], _trained(models["rounded"]), 5.0)
-    diverged = Trial(math.inf, models["rounded"], None)
-    assert best_rounded([learned, rounded, diverged], learned) is rounded
-    rounded.cost = 44.0  # 34 nats worse, with an error of 7 in the difference
-    assert best_rounded([learned, rounded, diverged], learned) is learned
-    assert best_rounded([learned, diverged], learned) is learned
+def test_estimated_coefficients_have_a_group_of_their_own() -> None:
+    """The flow of (1.5 q^2 + p^2) / 2 turns along ellipses, which are not rounded to circles."""
+    conserved = Quadratic.fixed(torch.diag(torch.tensor([1.5, 1.0]))[None])
+    network = HamiltonianNetwork(2, width=4, generator=torch.Generator().manual_seed(0))
+    model = SymmetrisedNetwork(network, conserved, FlowTimes(1, "cube", "quasi"))
+    found = full_group(model, torch.randn(20, 2, generator=torch.Generator().manual_seed(1)))
+    assert found is not None and not found[0].rounded
+    moved, _ = (
+        found[0]
+        .flows(torch.linspace(-1, 1, 9).view(1, 9, 1))
+        .transport(torch.tensor([[[1.0, 0.0]]]))
+    )
+    energy = 1.5 * moved[..., 0].square() + moved[..., 1].square()
+    torch.testing.assert_close(energy, torch.full_like(energy, 1.5), rtol=0, atol=1e-5)
+    torch.testing.assert_close(moved[0, 0], moved[0, -1], rtol=0, atol=1e-5)  # a full turn
+    assert float(moved[..., 0].min()) < -0.99
+    assert selection.coefficient_cost(found[0], 100) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stiffness", [1.5, 3.0])
+def test_a_stiffness_is_not_rounded_in_a_model(stiffness: float) -> None:
+    system = systems.from_energy(lambda x: 0.5 * (stiffness * x[..., 0] ** 2 + x[..., 1] ** 2), 2)
+    data = transitions(simulate(system, 20, 10, 0.3, seed=1), 1e-3, seed=2)
+    config = TrainConfig(steps=240, draws=2, flows=8, batch_size=64, burn_in=0.5, noise=1e-3)
+    conserved = train_and_select(proposal_template(2, 3, width=16), data, config).model.conserved
+    assert isinstance(conserved, Quadratic) and conserved.count == 1
+    A = conserved.A[0]
+    assert float(A[0, 0] / A[1, 1]) == pytest.approx(stiffness, rel=0.1)

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from symrazor.dynamics.conserved import FixedSpan, Quadratic
+from symrazor.dynamics.conserved import FixedSpan, Quadratic, span_basis
 from symrazor.dynamics.hamiltonian import FlowTimes, SymmetrisedNetwork
 from symrazor.dynamics.mechanics import apply_symplectic_form
 
@@ -28,6 +28,8 @@ FlowKind = Literal["rotation", "translation", "shear"]
 FLOW_ORDER: tuple[FlowKind, ...] = ("rotation", "translation", "shear")
 CLOSURE_TOLERANCE = 1e-9
 """Largest fraction of the commutators outside the span, for matrices with integer entries."""
+MAX_ESTIMATED_OUTSIDE = 0.1
+"""The same for estimated matrices."""
 DOUBLINGS = 20
 """Doublings of half a turn: a rotation is still bounded after a million half turns."""
 MAX_ROTATION_NORM = 1e3
@@ -247,6 +249,7 @@ class GroupOrbits(FixedSpan):
         index = torch.tensor(order, device=span.A_basis.device)
         mix = torch.diag(lengths.to(span.mix)[index])
         super().__init__(span.A_basis[index], span.b_basis[index], mix, span)
+        self.rounded = span.rounded
         self.flow_count = times.dimension
         # Raise the cap to the longest possible flow, so that none is cut short.
         stacked = self.flow_generators().detach().double().flatten(1)
@@ -264,18 +267,22 @@ class GroupOrbits(FixedSpan):
 def full_group(
     model: SymmetrisedNetwork, x: Float[Tensor, "n d"]
 ) -> tuple[GroupOrbits, FlowTimes] | None:
-    """Return the group that the rounded quantities of a model generate, and its flow times.
+    """Return the group that the quantities of a model generate, and its flow times.
 
-    Flows cover full periods, or the spread of the states x of the data. Returns None if the
-    quantities are not rounded (`FixedSpan`), not closed, or have unbounded flows that are not
-    translations or shears, as of an indefinite energy.
+    Flows cover full periods, or the spread of the states x of the data. Estimated coefficients have
+    the group of exact ones nearby, up to their errors. Returns None if the quantities are not
+    closed, or have unbounded flows that are not translations or shears, as of an indefinite energy.
     """
-    span, times = model.conserved, model.times
-    if not isinstance(span, FixedSpan) or times is None:
+    conserved, times = model.conserved, model.times
+    if not isinstance(conserved, Quadratic) or times is None:
         return None
-    G = generators(span.A_basis, span.b_basis)
-    kinds = [classify_flow(g) for g in G]
-    if None in kinds or closure(G).outside > CLOSURE_TOLERANCE:
+    A, b = span_basis(conserved)
+    span = FixedSpan(A, b, torch.eye(len(A)).to(A), conserved)
+    span.rounded = conserved.rounded
+    G = generators(A, b)
+    tolerance = CLOSURE_TOLERANCE if conserved.rounded else MAX_ESTIMATED_OUTSIDE
+    kinds = [classify_flow(g, tolerance) for g in G]
+    if None in kinds or closure(G).outside > tolerance:
         return None
     order = sorted(range(len(G)), key=lambda k: FLOW_ORDER.index(kinds[k] or "shear"))
     averaged = [k for k in order if kinds[k] != "shear"]

@@ -21,9 +21,12 @@ estimated from draws of the weights and has a standard error. Two costs within
 They are positively correlated, because all trials use the same draws, so ties are declared rather
 too often than too rarely.)
 
-Among trials with the same number of quantities, a tie goes to the more exact one: the full group
-before flows of finite length, integer coefficients before learned ones. The spans are nearly equal;
-only the average over the full group has the symmetry exactly, and integers cannot fit noise.
+Integer coefficients are a hypothesis of their own. They are left out if the learned coefficients of
+as many quantities have a lower cost, charge included: the data then tell the two apart.
+
+Among the other trials with the same number of quantities, a tie goes to the full group before flows
+of finite length: only the average over the full group has the symmetry exactly. Estimated
+coefficients have a group as well.
 
 Among different numbers of quantities, a tie goes to integer coefficients that are closed under the
 Poisson bracket: the bracket of two conserved quantities is conserved, so a span that is not closed
@@ -117,7 +120,7 @@ def train_and_select(
     winner = select_trial(trials.done)
     report.done = report.total - 2 * plan.last  # some trials may not have taken place
     candidate = finalist(trials.done, winner, len(data))
-    models = [] if candidate is None else _final_models(trials.done, candidate, model, data)
+    models = [] if candidate is None else _final_models(candidate, model, data)
     if winner.count == 0:
         models.append(SymmetrisedNetwork(model.network))
     timed = (candidate or winner).trained  # its speed tells how many final steps fit
@@ -155,12 +158,14 @@ class Trial:
         return 0 if self.model.conserved is None else self.model.conserved.count
 
     @property
-    def exactness(self) -> int:
-        """2 for a full group, 1 for integer coefficients, 0 for learned ones."""
-        conserved = self.model.conserved
-        if isinstance(conserved, GroupOrbits):
-            return 2
-        return int(conserved is not None and conserved.rounded)
+    def is_rounded(self) -> bool:
+        """Whether the coefficients are integers, or halves."""
+        return self.model.conserved is not None and self.model.conserved.rounded
+
+    @property
+    def has_group(self) -> bool:
+        """Whether the flows are those of a full group."""
+        return isinstance(self.model.conserved, GroupOrbits)
 
     @property
     def is_closed(self) -> bool:
@@ -182,8 +187,8 @@ class Trial:
         """Return plain numbers; only costs of trials with equal "steps" are comparable."""
         return {
             "quantities": self.count,
-            "rounded": float(self.exactness > 0),
-            "group": float(self.exactness > 1),
+            "rounded": float(self.is_rounded),
+            "group": float(self.has_group),
             "steps": 0 if self.trained is None else self.trained.config.steps,
             "cost": self.cost,
             "error": self.error,
@@ -192,12 +197,19 @@ class Trial:
 
 def select_trial(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the lowest cost, or the preferred one among ties (see the module)."""
+    trials = [trial for trial in trials if is_supported(trial, trials)]
     best = min(trials, key=lambda t: t.cost)
     tied = [t for t in trials if t.ties_with(best)]
     if best.count and not best.is_closed and any(t.is_closed for t in tied):
         best = min((t for t in tied if t.is_closed), key=lambda t: t.cost)
         tied = [t for t in tied if t.ties_with(best)]
-    return min((t for t in tied if t.count == best.count), key=lambda t: (-t.exactness, t.cost))
+    return min((t for t in tied if t.count == best.count), key=lambda t: (not t.has_group, t.cost))
+
+
+def is_supported(trial: Trial, trials: Sequence[Trial]) -> bool:
+    """Return whether no estimate of as many quantities has a lower cost than rounded ones."""
+    estimates = [t for t in trials if t.count == trial.count and not t.is_rounded]
+    return not trial.is_rounded or all(trial.cost <= t.cost for t in estimates)
 
 
 def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | None:
@@ -214,16 +226,6 @@ def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | Non
         return None
     best = select_trial(others)
     return best if best.cost - winner.cost < MAX_DEFICIT_PER_DATUM * n_data else None
-
-
-def best_rounded(trials: Sequence[Trial], winner: Trial) -> Trial:
-    """Return the best trial with integer coefficients and the winner's count, if it ties with it.
-
-    Otherwise the data tell the coefficients from integers, and the winner is returned.
-    """
-    rounded = [t for t in trials if t.count == winner.count and t.trained and t.exactness > 0]
-    best = min(rounded, key=lambda t: t.cost, default=winner)
-    return best if best.ties_with(winner) else winner
 
 
 @dataclass
@@ -314,12 +316,11 @@ def _same_span(model: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> b
 
 
 def _final_models(
-    trials: list[Trial], candidate: Trial, initial: SymmetrisedNetwork, data: Transitions
+    candidate: Trial, initial: SymmetrisedNetwork, data: Transitions
 ) -> list[SymmetrisedNetwork]:
     """Return fresh networks with the quantities of a trial, and with the group they generate."""
-    rounded = best_rounded(trials, candidate)
-    group = full_group(_with_frozen_quantities(rounded, initial), data.x)
     models = [_with_frozen_quantities(candidate, initial)]
+    group = full_group(models[0], data.x)
     return models if group is None else [*models, SymmetrisedNetwork(initial.network, *group)]
 
 
