@@ -24,6 +24,7 @@ from symrazor.dynamics.selection import (
     Trial,
     _combine,
     finalist,
+    rounded_rival,
     select_trial,
     train_and_select,
 )
@@ -293,6 +294,19 @@ def test_finalist_includes_a_narrow_loser_to_no_quantities(
     assert finalist([plain_trial, Trial(math.inf, free, None)], plain_trial, 100) is None
     better = Trial(10.0, free, _trained(free))
     assert finalist([plain_trial, better], better, 100) is better
+
+
+def test_rounded_coefficients_are_trained_in_full_if_they_tie(
+    models: dict[str, SymmetrisedNetwork],
+) -> None:
+    learned = Trial(10.0, models["learned"], _trained(models["learned"]), 5.0)
+    rounded = Trial(20.0, models["rounded"], _trained(models["rounded"]), 5.0)
+    diverged = Trial(math.inf, models["rounded"], None)
+    assert rounded_rival([learned, rounded, diverged], learned) is rounded
+    rounded.cost = 44.0  # 34 nats worse, with an error of 7 in the difference
+    assert rounded_rival([learned, rounded, diverged], learned) is None
+    assert rounded_rival([learned, diverged], learned) is None
+    assert rounded_rival([learned, rounded], rounded) is None
 
 
 def test_estimated_coefficients_have_a_group_of_their_own() -> None:

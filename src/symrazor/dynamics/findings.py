@@ -150,7 +150,8 @@ class Findings:
         undecided: combinations that may be conserved; the data cannot tell.
         relations: functions with the same value in all states, such as q^2 for a direction q.
         libraries: titles of the libraries that were searched.
-        skipped: libraries that were not searched, with the reason.
+        skipped: libraries that were not searched, and equations that were not confirmed, with the
+            reason.
         noise: of the states.
         fields: fitted vector fields.
         structure: masses or symplectic form of coordinates that are not canonical.

@@ -57,7 +57,7 @@ from symrazor.dynamics.mechanics import symplectic_form
 from symrazor.dynamics.noise import noise_estimate
 from symrazor.dynamics.relations import find_relations, without_relations
 from symrazor.dynamics.samples import MIN_TRAJECTORIES, Sample, sample_states
-from symrazor.dynamics.simulators import choose_field
+from symrazor.dynamics.simulators import ADEQUATE, Choice, choose_field
 from symrazor.dynamics.symplectic import find_structure
 from symrazor.dynamics.trajectories import Trajectories, observed_states, split
 
@@ -111,6 +111,7 @@ def find_conserved(
         _add_structure(findings, libraries, samples, x)
     if findings.fields.adequate is None:
         _search_data(findings, libraries, sample_states(data, noise, seed, MIN_TRAJECTORIES))
+        findings.skipped += _unconfirmed(findings.fields)
     elif _may_have_missed(findings, x):
         try:
             everything = sample_states(data, noise, seed, MIN_TRAJECTORIES)
@@ -125,6 +126,15 @@ def _relations(libraries: Sequence[Library], sample: Sample) -> list[Quantity]:
     """Return what is the same in all states, among quadratic functions."""
     quadratic = [library for library in libraries if library.title == QUADRATIC]
     return [relation for library in quadratic for relation in find_relations(library, sample)]
+
+
+def _unconfirmed(fields: Choice) -> list[str]:
+    """Name equations that reach the noise where they were fitted, but not on what was set aside."""
+    names = [c.name for c in fields.candidates if c.fit.chi_squared <= ADEQUATE]
+    return [
+        f"{name}: fits the trajectories that it was fitted to, but not those set aside"
+        for name in names[:1]
+    ]
 
 
 def _may_have_missed(findings: Findings, x: Float[Tensor, "n d"]) -> bool:

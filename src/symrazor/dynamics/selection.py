@@ -22,7 +22,8 @@ They are positively correlated, because all trials use the same draws, so ties a
 too often than too rarely.)
 
 Integer coefficients are a hypothesis of their own. They are left out if the learned coefficients of
-as many quantities have a lower cost, charge included: the data then tell the two apart.
+as many quantities have a lower cost, charge included. If short trials tie, the groups of both are
+trained in full.
 
 Among the other trials with the same number of quantities, a tie goes to the full group before flows
 of finite length: only the average over the full group has the symmetry exactly. Estimated
@@ -120,7 +121,7 @@ def train_and_select(
     winner = select_trial(trials.done)
     report.done = report.total - 2 * plan.last  # some trials may not have taken place
     candidate = finalist(trials.done, winner, len(data))
-    models = [] if candidate is None else _final_models(candidate, model, data)
+    models = [] if candidate is None else _final_models(trials.done, candidate, model, data)
     if winner.count == 0:
         models.append(SymmetrisedNetwork(model.network))
     timed = (candidate or winner).trained  # its speed tells how many final steps fit
@@ -228,6 +229,13 @@ def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | Non
     return best if best.cost - winner.cost < MAX_DEFICIT_PER_DATUM * n_data else None
 
 
+def rounded_rival(trials: Sequence[Trial], candidate: Trial) -> Trial | None:
+    """Return the best trial of as many rounded quantities, if short trials cannot tell it apart."""
+    rivals = [t for t in trials if t.count == candidate.count and t.is_rounded and t.trained]
+    best = min(rivals, key=lambda t: t.cost, default=candidate)
+    return best if best is not candidate and best.ties_with(candidate) else None
+
+
 @dataclass
 class _ProgressReport:
     """Maps the progress of several trainings to one fraction; `total` in steps."""
@@ -316,12 +324,20 @@ def _same_span(model: SymmetrisedNetwork, other: SymmetrisedNetwork | None) -> b
 
 
 def _final_models(
-    candidate: Trial, initial: SymmetrisedNetwork, data: Transitions
+    trials: Sequence[Trial], candidate: Trial, initial: SymmetrisedNetwork, data: Transitions
 ) -> list[SymmetrisedNetwork]:
-    """Return fresh networks with the quantities of a trial, and with the group they generate."""
+    """Return fresh networks with the quantities of a trial, and with the group they generate.
+
+    If a trial cannot tell integer coefficients from learned ones, longer trainings of both groups
+    decide.
+    """
     models = [_with_frozen_quantities(candidate, initial)]
-    group = full_group(models[0], data.x)
-    return models if group is None else [*models, SymmetrisedNetwork(initial.network, *group)]
+    for trial in (candidate, rounded_rival(trials, candidate)):
+        if trial is not None:
+            group = full_group(_with_frozen_quantities(trial, initial), data.x)
+            if group is not None:
+                models.append(SymmetrisedNetwork(initial.network, *group))
+    return models
 
 
 def _with_frozen_quantities(trial: Trial, initial: SymmetrisedNetwork) -> SymmetrisedNetwork:
