@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from symrazor.dynamics.noise import divided_difference_weights, noise_estimate, without_gaps
+from symrazor.dynamics.noise import noise_estimate, without_gaps
 from symrazor.dynamics.systems import kepler, oscillators
 from symrazor.dynamics.trajectories import Trajectories, simulate
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from symrazor.dynamics.trajectories import Trajectories
+from symrazor.dynamics.trajectories import Trajectories, divided_difference_weights
 
 MAX_ORDER = 10
 """Highest order of the differences."""
@@ -88,11 +88,3 @@ def without_gaps(data: Trajectories) -> tuple[Float[Tensor, "b t d"], Float[Tens
     states = data.states.gather(1, order[..., None].expand_as(data.states))
     states = torch.where(observed[..., None], states, torch.nan)
     return states, torch.where(observed, data.times.gather(1, order), torch.nan)
-
-
-def divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-    """Return the weights of the divided difference over these times, with unit norm."""
-    gaps = times[..., :, None] - times[..., None, :]
-    gaps = gaps / gaps.abs().amax((-2, -1), keepdim=True)
-    gaps = gaps + torch.eye(times.shape[-1], dtype=times.dtype)  # skip the factor j = i
-    return torch.nn.functional.normalize(1 / gaps.prod(-1), dim=-1)

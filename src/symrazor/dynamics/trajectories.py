@@ -232,7 +232,7 @@ def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
     estimates = [states.new_full(states.shape[-1:], torch.inf)]
     for k in range(1, min(3, states.shape[1] - 1) + 1):
         windows, times = states.unfold(1, k + 1, 1), clock.unfold(1, k + 1, 1)
-        weights = _divided_difference_weights(times)[..., None, :]
+        weights = divided_difference_weights(times)[..., None, :]
         differences = (weights * windows).sum(-1).flatten(0, 1)
         differences = differences[differences.isfinite().all(-1)]
         if len(differences):
@@ -240,7 +240,7 @@ def noise_variance(data: Trajectories) -> Float[Tensor, "d"]:
     return torch.stack(estimates).amin(0)
 
 
-def _divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+def divided_difference_weights(times: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
     """Return the weights of the divided difference over these times, with unit norm."""
     gaps = times[..., :, None] - times[..., None, :]
     gaps = gaps / gaps.abs().amax((-2, -1), keepdim=True)
