@@ -5,7 +5,7 @@ import torch
 
 from symrazor.dynamics.noise import noise_estimate, without_gaps
 from symrazor.dynamics.systems import kepler, oscillators
-from symrazor.dynamics.trajectories import Trajectories, simulate
+from symrazor.dynamics.trajectories import Trajectories, divided_difference_weights, simulate
 
 
 def test_noise_of_smooth_motion_is_recovered() -> None:
