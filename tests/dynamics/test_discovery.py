@@ -168,6 +168,39 @@ def test_names_and_group_of_isotropic_oscillators() -> None:
     np.testing.assert_allclose(constants, -constants.transpose(1, 0, 2), atol=1e-9)
 
 
+def test_unequal_masses_keep_both_angular_momenta() -> None:
+    """That of the centre of mass has coefficients 1, 1 / 1.7 and 0.7 / 1.7."""
+    system = systems.nbody(bodies=2, dimension=2, masses=(1.0, 1.7))
+    data = simulate(system, 40, 19, 0.2, seed=0).with_noise(1e-6, seed=1)
+    result = discover(data, progress=False, network=False)
+    names = [entry["name"] for entry in result.conserved]
+    assert names == ["momentum", "momentum", "angular momentum", ""]
+    sizes = {abs(c) for c, _ in result.conserved[-1]["coefficients"].values() if abs(c) > 0.05}
+    assert {min((1, 1 / 1.7, 0.7 / 1.7), key=lambda c: abs(c - size)) for size in sizes} == {
+        1,
+        1 / 1.7,
+        0.7 / 1.7,
+    }
+
+
+def test_four_species_are_not_called_positions_and_momenta() -> None:
+    """Their logarithms are conserved, but nothing is known about a group or an energy."""
+    rates = torch.tensor(
+        [[0, -1.0, 0, -0.5], [1.0, 0, -0.8, 0], [0, 0.8, 0, -0.6], [0.5, 0, 0.6, 0]]
+    ).double()
+    balance = torch.tensor([1.0, 1.2, 0.9, 1.1]).double()
+    uniform = torch.rand(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    times = 0.25 * torch.arange(30, dtype=torch.float64)
+    states = solve(lambda x: x * ((x - balance) @ rates.mT), 0.5 + 1.3 * uniform, times)
+    data = Trajectories.of(states, times).with_noise(4e-6, seed=1)
+    result = discover(data, progress=False, network=False)
+    (entry,) = result.conserved
+    assert entry["name"] == "" and not result.noether.group and not result.noether.masses
+    for name, weight in zip(("q1", "q2", "p1", "p2"), balance.tolist(), strict=True):
+        ratio = entry["coefficients"][f"log {name}"][0] / entry["coefficients"][name][0]
+        assert ratio == pytest.approx(-weight, rel=0.01)
+
+
 def test_damped_oscillator_conserves_nothing_and_decays() -> None:
     matrix = torch.tensor([[0.0, 1.0], [-1.0, -0.3]], dtype=torch.float64)
     start = torch.randn(30, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
