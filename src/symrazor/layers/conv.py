@@ -31,7 +31,7 @@ CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile of torch 2.11 would compare the fields
 class Filter:
     """A convolution at stride 1 that preserves the shape of a map.
 

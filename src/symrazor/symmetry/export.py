@@ -205,7 +205,9 @@ def _write_program(plain: nn.Module, file: Path, x: Input, about: About) -> Run:
     torch.export.save(program, buffer, extra_files={"network.json": _describe(plain, x, about)})
     file.write_bytes(buffer.getbuffer())
     # safe although it can unpickle: the file was written above, in a private temporary folder
-    reloaded = torch.export.load(file).module()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.11
+        reloaded = torch.export.load(file).module()
     return lambda x: _call(reloaded, x)
 
 
