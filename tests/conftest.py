@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from command import Call, Process
 from hypothesis import HealthCheck, settings
 from work import Work
@@ -32,6 +33,16 @@ def _ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide a GPU from tests that do not need one: the numbers that they expect are a CPU's."""
+    reasons = [str(mark.kwargs.get("reason")) for mark in request.node.iter_markers("skipif")]
+    if not any("CUDA device" in reason for reason in reasons):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
 
 @pytest.fixture
