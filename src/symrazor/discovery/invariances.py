@@ -55,7 +55,7 @@ TIME_SHARE = 0.5
 """Share of the available time for learning invariances."""
 MIN_SIDE_PIXELS = 8
 """Images whose shorter side is smaller are not transformed."""
-SPREAD_SHARE, MIN_CONFIRMATION_SHARE = 0.75, 0.15
+SPREAD_SHARE, MIN_CONFIRMATION_SHARE = 0.65, 0.15
 """Share of this time for the ranges, and the least share for the trainings that confirm them."""
 MIN_STEPS, TRIAL_STEPS = 1000, (2 * EVALUATIONS, 12 * EVALUATIONS)
 """Training steps below which ranges are not reported: in development, rotations of 1,000 images
