@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from symrazor.bench.conserved import with_relative_noise
+from symrazor.bench.conserved_systems import Case
 from symrazor.dynamics import systems
 from symrazor.dynamics.conserving import ConservingSimulator
 from symrazor.dynamics.field_invariants import field_invariants, sparse_basis
@@ -79,6 +81,26 @@ def test_fields_have_the_energy_as_their_only_invariant() -> None:
     # Errors of the parameters as large as themselves leave it open.
     wide, _ = field_invariants(Fit(field, torch.eye(2).double(), 1.0), library, x)
     assert len(wide.vectors) <= 1
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_parameters_of_a_chaotic_field_are_within_their_errors(seed: int) -> None:
+    """Long windows determine them best; their error is not that of short ones."""
+
+    def field(x: torch.Tensor) -> torch.Tensor:
+        a, b, c = x.unbind(-1)
+        return torch.stack([b * c, a - b, 1 - a * a], -1)
+
+    def start(count: int, generator: torch.Generator) -> torch.Tensor:
+        return 2 * torch.rand(count, 3, generator=generator, dtype=torch.float64) - 1
+
+    clean = Case("Sprott C", 0, field, start, 0.2, 8.0).simulate(seed)
+    best = find_conserved(with_relative_noise(clean, 0.002, seed), seed=seed).fields.best
+    assert best is not None
+    fit = best.fit
+    error = fit.field.parameters - fit.field.parameters.sign()  # all are 1 or -1
+    squares = float(error @ torch.linalg.solve(fit.covariance, error))
+    assert len(error) == 5 and squares < 15.1  # 99 % of a chi-squared variable
 
 
 def test_sparse_basis_separates_mixed_combinations() -> None:

@@ -110,8 +110,12 @@ class Choice:
     def adequate(self) -> Candidate | None:
         """The best candidate if it predicts as well as the noise allows."""
         best = self.best
-        limit = min(ADEQUATE + UNCERTAINTIES * self.uncertainty, MAX_ADEQUATE)
-        return best if best is not None and best.error <= limit else None
+        return best if best is not None and best.error <= self.limit else None
+
+    @property
+    def limit(self) -> float:
+        """Largest error of a field that predicts as well as the noise allows."""
+        return min(ADEQUATE + UNCERTAINTIES * self.uncertainty, MAX_ADEQUATE)
 
     @property
     def best(self) -> Candidate | None:
@@ -217,11 +221,11 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     fit = refit(best.fit.field, windows, substeps)
     if fit is None:
         return choice
-    error = max(residual_ratio(fit.field, held_out, substeps), fit.chi_squared)
-    if error > TIE * best.error:
+    before, after = (residual_ratio(f, held_out, substeps) for f in (best.fit.field, fit.field))
+    if after > TIE * before or max(after, fit.chi_squared) > choice.limit:
         return choice
     others = [candidate for candidate in choice.candidates if candidate is not best]
-    again = Candidate(best.name, fit, error, substeps)
+    again = Candidate(best.name, fit, best.error, substeps)  # errors of equally long windows
     return Choice([*others, again], choice.uncertainty)
 
 
