@@ -1,6 +1,8 @@
 """Train the recommended network on all training data, and keep the better network."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import symrazor as sr
 from symrazor.core.likelihood import Categorical
 from symrazor.data import dataset
 from symrazor.discovery import final
+from symrazor.discovery.answer import Candidate
 from symrazor.discovery.api import answer_question
 from symrazor.discovery.claims import Margin
 from symrazor.discovery.families import candidates_for
@@ -92,3 +95,23 @@ def test_many_data_without_symmetry_get_the_ordinary_network(
     assert answer.final.fit.razor.n_data == 1800
     assert answer.delivered.temperature == answer.final.own_temperature != 1.0
     assert f"An ordinary CNN, trained on 1,800 samples, predicts {how} and" in answer.details
+
+
+@pytest.mark.parametrize(("gain", "name"), [(0.05, "small"), (0.5, "large")])
+def test_a_larger_network_must_predict_clearly_better(
+    gain: float, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred samples with a deviation of 1 show a difference of 0.5, not one of 0.05."""
+    noise = torch.randn(100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = {"small": torch.zeros_like(noise), "large": noise - noise.mean() + gain}
+    check = torch.zeros(100, 1), torch.zeros(100)
+    monkeypatch.setattr(final, "_final_names", lambda *_: list(scores))
+    monkeypatch.setattr(final, "_split", lambda *_: (check, check))
+    monkeypatch.setattr(final, "_train_final", lambda question, compared, name, *_: name)
+    monkeypatch.setattr(final, "_gain", lambda *_: Margin(1.0, 0.1))
+    monkeypatch.setattr(final, "log_scores", lambda trained, check: (scores[trained], 1.0))
+    start: Any = SimpleNamespace(log_evidence=0.0)
+    unused: Any = None
+    candidate = Candidate("small", unused, (start,))
+    chosen = final.train_final(unused, unused, candidate, Options(), 1.0, lambda text: None)
+    assert chosen is not None and chosen.name == name

@@ -2,10 +2,10 @@
 
 The recommended network continues from its best start. If some samples can be spared for a check,
 larger networks with the same symmetry are trained as well, each for its share of the time; without
-a symmetry, also an ordinary one. The network that predicts the check best is delivered, unless it
-predicts it worse, by more than a standard error, than the network of the comparison, which has not
-seen these samples either. With few samples, all are used, and the evidence per sample takes the
-place of the check.
+a symmetry, also an ordinary one. A larger network is delivered if it predicts the check better than
+the recommended one by more than a standard error; none is delivered that predicts it worse, by more
+than that, than the network of the comparison, which has not seen these samples either. With few
+samples, all are used, and the evidence per sample takes the place of the check.
 
 Plug-in predictions use the trained weights; averaged ones are a mean over the posterior of the last
 layer (`symrazor.inference.last_layer`). Both are calibrated on the training samples that the starts
@@ -78,8 +78,8 @@ def train_final(
 ) -> Candidate | None:
     """Return the network to deliver after its final training; None if that did not improve it.
 
-    That is the recommended network, or a larger one with the same symmetry: whichever predicts the
-    samples best that are kept for the check.
+    That is the recommended network, or a larger one with the same symmetry if it predicts the
+    samples that are kept for the check better, by more than a standard error.
     """
     began, best = clock.now(), None
     names = _final_names(question, compared, candidate.name)
@@ -94,22 +94,16 @@ def train_final(
         gain = _gain(final, candidate.fit, check)
         if gain.mean < -gain.standard_error:
             continue
-        score, temperature = _mean_score(final, check)
-        if best is None or score > best[0]:
+        scores, temperature = log_scores(final, check)
+        if best is None or _margin(scores - best[0]).z > 1:
             measured = gain if len(check[1]) else None
-            best = score, Candidate(name, final, candidate.members, temperature, measured)
+            best = scores, Candidate(name, final, candidate.members, temperature, measured)
     if best is None:
         tell("  the network of the comparison predicts better and is kept")
         return None
     if not len(check[1]):  # shorter trainings may ask for sharper predictions
         return replace(best[1], own_temperature=max(1.0, candidate.temperature))
     return best[1]
-
-
-def _mean_score(trained: Fit, check: Tensors) -> tuple[float, float]:
-    """Return the mean log likelihood of the samples of the check, and the temperature."""
-    scores, temperature = log_scores(trained, check)
-    return float(scores.mean()) if len(scores) else 0.0, temperature
 
 
 def _final_names(question: Question, compared: Compared, name: str) -> list[str]:
@@ -233,9 +227,15 @@ def _gain(final: Fit, compared: Fit, check: Tensors) -> Margin:
     Without a check, the evidence says it.
     """
     if len(check[1]):
-        gains = log_scores(final, check)[0] - log_scores(compared, check)[0]
-        return Margin(float(gains.mean()), float(gains.std()) / math.sqrt(len(gains)))
+        return _margin(log_scores(final, check)[0] - log_scores(compared, check)[0])
     return Margin(_per_datum(final.evidence) - _per_datum(compared.evidence), MAX_EVIDENCE_LOSS)
+
+
+def _margin(gains: Tensor) -> Margin:
+    """Return the mean of gains and its standard error; zero if there are too few."""
+    if len(gains) < 2:
+        return Margin(0.0, 0.0)
+    return Margin(float(gains.mean()), float(gains.std()) / math.sqrt(len(gains)))
 
 
 def _per_datum(evidence: Evidence) -> float:
