@@ -4,7 +4,7 @@
 
 MNIST6-180 (Romero and Lohit 2022) has sixes that are upright or upside down; the label is which. A
 network that is invariant to all rotations cannot pass 50 %. Here, the sixes are also turned by up
-to some angle, and a control has digits at any angle. The network has two group convolutions over
+to some angle. The network has two group convolutions over
 eight rotations, each followed by `ElementRange`. Settings were chosen with seed 0. DIR has the
 official files of MNIST.
 """
@@ -33,13 +33,11 @@ GROUP, ROTATIONS, FIELDS = "C8", 8, 3
 STARTS, NARROW = (60.0, 120.0), 0.01
 """Ranges in degrees from which networks start; the higher evidence wins. A range that leaves the
 filters as they are: an ordinary CNN."""
-WITHOUT_SIX_AND_NINE = (0, 1, 2, 3, 4, 5, 7, 8)
 PROBLEMS = {
     "sixes, upright or upside down (MNIST6-180)": 0.0,
     "the same, turned by up to 45 degrees": 45.0,
-    "digits without 6 and 9 at any angle": None,
 }
-"""Name -> largest angle of the sixes; None for the control."""
+"""Name -> largest angle of the sixes."""
 COLUMNS = [
     *("pictures", "network", "accuracy (%)", "log evidence", "range of layer 1, layer 2 (degrees)"),
     "seeds",
@@ -57,18 +55,15 @@ class Outcome:
 
 
 def pictures(
-    folder: Path, split: Literal["train", "test"], degrees: float | None, count: int, seed: int
+    folder: Path, split: Literal["train", "test"], degrees: float, count: int, seed: int
 ) -> Tensors:
-    """Return turned pictures and their labels."""
+    """Return turned sixes, and whether each is upside down."""
     x, y = OFFICIAL["mnist"](folder, split)
-    classes = torch.tensor([6] if degrees is not None else WITHOUT_SIX_AND_NINE)
-    index = torch.isin(y, classes).nonzero()[:, 0]
+    index = (y == 6).nonzero()[:, 0]
     generator = torch.Generator().manual_seed(seed)
     index = index[torch.randperm(len(index), generator=generator)[:count]]
-    x, labels = resized(x[index], SIDE), torch.searchsorted(classes, y[index])
+    x = resized(x[index], SIDE)
     angle = 2 * torch.rand(len(x), generator=generator) - 1
-    if degrees is None:
-        return rotated_by(x, 180 * angle), labels
     is_nine = torch.randint(2, (len(x),), generator=generator)
     return rotated_by(x, 180 * is_nine + degrees * angle), is_nine
 
@@ -148,7 +143,8 @@ def document(results: list[tuple[str, int, list[Outcome]]]) -> dict[str, Any]:
             "seeds; ranges are listed by seed.",
             f"Learned: the higher evidence of starts at {STARTS[0]:.0f} and {STARTS[1]:.0f} "
             "degrees. An invariant network cannot pass 50 % on sixes that are upside down.",
-            "Settings were chosen with seed 0. DDMNIST was not tried.",
+            f"After {EPOCHS} evidence steps, ranges still depend on their starts. Settings "
+            "were chosen with seed 0. DDMNIST was not tried.",
         ],
     }
 

@@ -1,7 +1,7 @@
 """Measure the ranges that `discover` states of pictures whose ranges are known.
 
     python benchmarks/ranges.py DIR --half develop --seeds 0 --json FILE
-    python benchmarks/ranges.py DIR --half report --seeds 5 6 --json FILE
+    python benchmarks/ranges.py DIR --half report --seeds 8 9 --json FILE
     python benchmarks/ranges.py DIR --tests 200 --json FILE
 
 The ranges are learned and confirmed as by `discover`, in half of its time, on a network that reads
@@ -55,10 +55,11 @@ REPORT = (
     *("fashion-mnist:rotated:45", "fashion-mnist:shifted:2", "cifar-10:mirrored"),
     *("fashion-mnist:rotated:120", "fashion-mnist:scaled:1.3"),
 )
-HALVES = {"develop": (DEVELOP, range(5)), "report": (REPORT, range(5, 100))}
-"""Cases and seeds of each half. No picture of Fashion-MNIST was used in development. Objects in
+HALVES = {"develop": (DEVELOP, range(5)), "report": (REPORT, range(8, 100))}
+"""Cases and seeds of each half. Objects in
 photographs have other places and sizes, so that their shifts and scales are not known."""
 TOLERANCE, DEGREES, LEVEL = 0.15, 10, 0.05
+ROUNDING = 1e-3
 """Largest error, as a share of all that was tested in both directions; degrees of a stricter count;
 level of the tests."""
 TESTED_PICTURES, TESTED_SIDE, TESTED_STEPS = 500, 14, 150
@@ -235,8 +236,11 @@ def ranges_of(rows: list[list[Any]], arguments: argparse.Namespace) -> dict[str,
     turned = [row for row in rows if row[3] == "rotation"]
     turned_right = [row for row in turned if row[9] == "right"]
     close = [row for row in turned_right if row[10] / 100 * 360 <= DEGREES]
-    covered = [row for row in rows if row[8] == "range" and row[6] <= row[4] <= row[7]]
+    covered = [row for row in rows if row[8] == "range" and row[6] <= row[4] <= row[7] + ROUNDING]
     stated = [row for row in rows if row[8] == "range"]
+    share = ""
+    if arguments.cases:
+        share = f" Only {len(arguments.cases)} of the {len(HALVES[arguments.half][0])} cases."
     return {
         "title": "Ranges of transformations of pictures",
         "question": "Does `discover` state ranges that are right?",
@@ -262,8 +266,10 @@ def ranges_of(rows: list[list[Any]], arguments: argparse.Namespace) -> dict[str,
             f"Right: {share_of(right, rows)}; wrong: {len(wrong)}; the others are undecided. "
             f"Rotations: right {share_of(turned_right, turned)}, within {DEGREES} degrees "
             f"{len(close)}. The known range is between low and high in {len(covered)} of "
-            f"{len(stated)} stated ranges.",
-            "The method was adjusted on other cases and seeds, and on no picture of Fashion-MNIST."
+            f"{len(stated)} stated ranges.{share}",
+            "The method was adjusted on other cases and seeds. Seeds 5 to 7 of Fashion-MNIST "
+            "turned by 20 degrees were undecided; the time and the limit of the confirmation were "
+            "then changed."
             if arguments.half == "report"
             else "Cases and seeds on which the method was adjusted.",
         ],
