@@ -256,22 +256,24 @@ def ranges_of(rows: list[list[Any]], arguments: argparse.Namespace) -> dict[str,
         "rows": [[shown(cell) for cell in row] for row in rows],
         "notes": [
             f"{PICTURES:,} training pictures of all classes, resized to {SIDE} x {SIDE} pixels to "
-            f"save time; {MINUTES:g} minutes of CPU time for "
-            "ranges and their confirmation, where a default run of `discover` has 2. Ranges are in "
-            "degrees, probability, pixels, factor; known ranges do not contain the natural spread "
-            "of the pictures.",
-            'Stated: "no evidence" stands for no range; it is wrong or undecided where there is '
-            "one. Error: as a share of all that was tested in both directions. An answer is right "
-            f"up to {100 * TOLERANCE:.0f} %.",
-            f"Right: {share_of(right, rows)}; wrong: {len(wrong)}; the others are undecided. "
+            f"save time; {MINUTES:g} minutes of CPU time for ranges and their confirmation (2 "
+            "minutes in a default run of `discover`). Ranges of rotations are in degrees, of flips "
+            "probabilities, of shifts in pixels, of scales factors. Known ranges do not contain "
+            "the natural spread of the pictures.",
+            'Stated: "no evidence" means that no range is stated; it counts as wrong or undecided '
+            "where there is a range. Error: the difference of stated and known range, "
+            "as a share of all that was tested in both directions. An answer is right if it is at "
+            f"most {100 * TOLERANCE:.0f} %.",
+            f"Right: {share_of(right, rows)}; wrong: {len(wrong)}; undecided: "
+            f"{len(rows) - len(right) - len(wrong)}. "
             f"Rotations: right {share_of(turned_right, turned)}, within {DEGREES} degrees "
             f"{len(close)}. The known range is between low and high in {len(covered)} of "
             f"{len(stated)} stated ranges.{share}",
-            "The method was adjusted on other cases and seeds. Seeds 5 to 7 of Fashion-MNIST "
-            "turned by 20 degrees were undecided; the time and the limit of the confirmation were "
-            "then changed."
+            "The method was adjusted on other cases, with one exception. Seeds 5 to 7 of "
+            "Fashion-MNIST rotated by 20 degrees were undecided; the time and the limit of the "
+            "confirmation were then changed."
             if arguments.half == "report"
-            else "Cases and seeds on which the method was adjusted.",
+            else "The method was adjusted on these cases and seeds.",
         ],
     }
 
@@ -282,7 +284,8 @@ def tests_of(rows: list[list[Any]]) -> dict[str, Any]:
     names = ("mirrored at random", "as they are")
     return {
         "title": "Level and power of the two-sample test",
-        "question": "Does it reject symmetric data in at most 5 % of the cases, and others often?",
+        "question": "Does it reject symmetric data in at most 5 % of the tests, and other data in "
+        "at least 95 %?",
         "command": [f"python benchmarks/ranges.py DIR --tests {len(rows)} --json FILE"],
         "machine": "one CPU thread",
         "columns": ["MNIST pictures", "rejected (%)", "95 % interval (%)", "tests"],

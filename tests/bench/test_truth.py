@@ -347,7 +347,7 @@ def test_agreement_counts_claims_that_both_runs_state() -> None:
     assert line.stated == 3
     assert line.same == pytest.approx(200 / 3)
     (note,) = agreement_notes([line, replace(line, stated=0, same=None)], "on a GPU")
-    assert "states 3 claims" in note and "(on a GPU): 67 % have" in note
+    assert note.startswith("3 claims of `toy` are stated") and "(on a GPU): 67 % have" in note
 
 
 @pytest.mark.parametrize("has_folder", [False, True])

@@ -169,8 +169,8 @@ def verify(model: nn.Module, x: Input) -> None:
     must be zero. It does not if a weight is also used outside of its module
     (F.linear(x, layer.weight)), if a layer's first dimension is not the sample, or if a registered
     format is wrong. The weights are jittered in a copy, so that no zero hides an error. All of this
-    is computed without autocast and TF32, and in float32 for weights in bfloat16. What fails is
-    repeated in float64, in case large numbers nearly cancelled.
+    is computed without autocast and TF32, and in float32 for weights in bfloat16. A check that
+    fails is repeated in float64: where large numbers nearly cancel, rounding errors are large.
 
     Raises:
         UnsupportedParameterError: names the weights whose gradient is not explained.
@@ -189,7 +189,7 @@ def verify(model: nn.Module, x: Input) -> None:
 
 
 def _is_right_in_float64(model: nn.Module, two_samples: Input) -> bool:
-    """Return whether a check of float32 failed by rounding: outputs or gradients nearly cancel."""
+    """Return whether the check passes in float64, so that float32 failed only by rounding."""
     if any(value.dtype != torch.float32 for value in weights(model).values()):
         return False
     try:

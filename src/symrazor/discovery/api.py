@@ -430,8 +430,8 @@ def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
     plan, family = compared.plan, compared.comparison.question.family
     if set(family.optional) - {structure.name for structure in family.structures}:
         return (
-            "Whether shifts along one axis alone matter was not asked, for lack of time (run with "
-            "more `--minutes`).",
+            "Shifts along one axis alone: not tested, for lack of time (run with more "
+            "`--minutes`).",
         )
     if plan.steps >= MIN_STEPS:
         return ()

@@ -155,7 +155,7 @@ def compare(question: Question, options: Options, tell: Tell) -> Compared:
 
 
 def with_structures(question: Question, names: Collection[str]) -> Question:
-    """Return the question with the structures of these names only; with all if there is no name."""
+    """Return the question with only the structures of these names; with all if none matches."""
     family = question.family
     structures = [s for s in family.structures if s.name in names] or family.structures
     return replace(question, family=replace(family, structures=structures))

@@ -3,9 +3,9 @@
 The recommended network continues from its best start. If some samples can be spared for a check,
 larger networks with the same symmetry are trained as well, each for its share of the time; without
 a symmetry, also an ordinary one. A larger network is delivered if it predicts the check better than
-the recommended one by more than a standard error; none is delivered that predicts it worse, by more
-than that, than the network of the comparison, which has not seen these samples either. With few
-samples, all are used, and the evidence per sample takes the place of the check.
+the recommended one by more than a standard error. No network is delivered if it predicts the check
+worse, by more than a standard error, than the network of the comparison, which has not seen these
+samples either. With few samples, all are used, and the evidence per sample replaces the check.
 
 Plug-in predictions use the trained weights; averaged ones are a mean over the posterior of the last
 layer (`symrazor.inference.last_layer`). Both are calibrated on the training samples that the starts
@@ -232,7 +232,7 @@ def _gain(final: Fit, compared: Fit, check: Tensors) -> Margin:
 
 
 def _margin(gains: Tensor) -> Margin:
-    """Return the mean of gains and its standard error; zero if there are too few."""
+    """Return the mean of gains and its standard error; zeros for fewer than two gains."""
     if len(gains) < 2:
         return Margin(0.0, 0.0)
     return Margin(float(gains.mean()), float(gains.std()) / math.sqrt(len(gains)))

@@ -2,13 +2,14 @@
 
 1. **Ranges.** How far are the images of a class, and all images, spread over each transformation?
    (`symrazor.invariance.spread`; on all training images.)
-2. **Confirmation.** The chosen network is trained on most of at most `MAX_CONFIRMATION` training
-   images. Its training is then continued twice, with and without random transformations of these
-   ranges. The log likelihood of the others says whether the labels allow them. Two trainings from
-   new weights would rather compare how fast they learn: on 1,600 photographs, true ranges lost 45,
-   30 nats after 5, 8 epochs from new weights, and 23, 0 nats in such a continuation. A lower
-   learning rate (`CONTINUED_RATE`) helps further: -5, +3 nats on 800 photographs at 0.01, 0.003,
-   where ranges that labels contradict lost 149, 119.
+2. **Confirmation.** The chosen network is trained on at most `MAX_CONFIRMATION` training images,
+   some of which are left out. Its training is then continued twice, with and without random
+   transformations of these ranges. The log likelihood of the left-out images says whether the
+   labels allow the ranges. Two trainings from new weights would mostly compare how fast they
+   converge: on 1,600 photographs, true ranges lost 45 nats after 5 epochs from new weights and 30
+   after 8, but 23 and 0 in continued trainings. A lower learning rate (`CONTINUED_RATE`) helps
+   further: on 800 photographs, true ranges changed the log likelihood by -5 nats at 0.01 and +3 at
+   0.003; ranges that the labels contradict lost 149 and 119 nats.
 3. **Delivery.** If the transformations help, the network that was trained with them continues on
    all training images, and is delivered.
 """
@@ -71,12 +72,12 @@ CHECK_SHARE = 0.2
 """Share of these images that are left out and predicted."""
 MIN_EPOCHS, MAX_EPOCHS = 8, 200
 TRAININGS, LARGE_TRAININGS = 4, 3
-"""The start, both continuations, and the network that is delivered; a large data set has an
-ordinary network, which is trained elsewhere and for longer."""
+"""Number of trainings: the start, both continuations, and the delivered network. With large data,
+the delivered network is not trained here, but in the final training."""
 LEARNING_RATE, CONTINUED_RATE = 1e-2, 3e-3
 MAX_LOSS = 2.0
-"""Standard errors by which the transformations may make predictions worse. With one, chance would
-contradict every sixth range that changes nothing."""
+"""Standard errors by which the transformations may make predictions worse. With a limit of one,
+chance would contradict one in six ranges that have no effect."""
 SHOWN_COPIES = 8
 
 

@@ -29,7 +29,7 @@ FLOW_ORDER: tuple[FlowKind, ...] = ("rotation", "translation", "shear")
 CLOSURE_TOLERANCE = 1e-9
 """Largest fraction of the commutators outside the span, for matrices with integer entries."""
 MAX_ESTIMATED_OUTSIDE = 0.1
-"""The same for estimated matrices."""
+"""Largest fraction of the commutators outside the span, for estimated matrices."""
 DOUBLINGS = 20
 """Doublings of half a turn: a rotation is still bounded after a million half turns."""
 MAX_ROTATION_NORM = 1e3
@@ -269,9 +269,10 @@ def full_group(
 ) -> tuple[GroupOrbits, FlowTimes] | None:
     """Return the group that the quantities of a model generate, and its flow times.
 
-    Flows cover full periods, or the spread of the states x of the data. Estimated coefficients have
-    the group of exact ones nearby, up to their errors. Returns None if the quantities are not
-    closed, or have unbounded flows that are not translations or shears, as of an indefinite energy.
+    Flows cover full periods, or the spread of the states x of the data. For estimated
+    coefficients, the group is that of the exact ones up to estimation errors. Returns None if the
+    quantities are not closed, or have unbounded flows that are not translations or shears, such as
+    those of an indefinite energy.
     """
     conserved, times = model.conserved, model.times
     if not isinstance(conserved, Quadratic) or times is None:

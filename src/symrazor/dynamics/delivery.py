@@ -23,14 +23,15 @@ from symrazor.dynamics.simulators import longest_windows
 from symrazor.dynamics.trajectories import Trajectories
 
 MAX_ROLLOUT_RATIO = 1.5
-"""Largest error of a rollout, relative to the best, of equations that are compared further."""
+"""Largest rollout error, relative to the smallest one, of equations that are compared further."""
 MAX_WINDOWS = 40
-"""Trajectories, or parts of trajectories, that equations are compared on, at most."""
+"""Largest number of trajectories, or parts of them, on which equations are compared."""
 MAX_SQUARES = 2.0
-"""Squared residuals per degree of freedom, relative to the noise, of equations that reach it."""
+"""Largest sum of squared residuals per degree of freedom, in units of the noise variance, of
+equations that fit up to the noise."""
 TIE = 2.0
-"""Difference of two sums of squared residuals, relative to the noise, which is a tie: the first
-equations win, which conserve what was found."""
+"""Largest difference of two sums of squared residuals, in units of the noise variance, that is a
+tie. The first equations, which conserve the quantities that were found, win a tie."""
 LINEAR_SUBSTEPS = 8
 
 
@@ -73,11 +74,12 @@ def most_accurate(
     held_out: Trajectories,
     deviation: Float[Tensor, "d"],
 ) -> str:
-    """Return the name of the simulator that fits trajectories set aside best.
+    """Return the name of the simulator that fits held-out trajectories best.
 
-    Rollouts from a noisy state show the noise more than the errors of an accurate simulator.
-    Equations are therefore compared by what they leave of whole trajectories, from initial states
-    that are fitted to them. If no equations reach the noise, the smallest error of a rollout wins.
+    Rollouts from a noisy state show the noise rather than the errors of an accurate simulator.
+    Equations are therefore compared by their residuals on whole trajectories, from initial states
+    that are fitted to these. If no equations fit up to the noise, the simulator with the smallest
+    rollout error is returned.
     """
     smallest = min(rollouts.mean(name) for name in models)
     near = [name for name in models if rollouts.mean(name) <= MAX_ROLLOUT_RATIO * smallest]

@@ -50,7 +50,7 @@ def search(
 ) -> tuple[list[Quantity], list[Quantity]]:
     """Return conserved and undecided quantities of one library, tested by cross-fitting.
 
-    Returns none if all that may be conserved are combinations of `known` ones.
+    Returns no quantities if all directions that may be conserved are combinations of `known` ones.
     """
     features = Features(library, sample)
     if not len(features.kept):
@@ -160,8 +160,8 @@ def _quantities(
 def simplify(quantities: Sequence[Quantity], sample: Sample) -> list[Quantity]:
     """Add simple formulas where the data cannot tell them from the estimates.
 
-    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it. All quantities are
-    combinations of one library.
+    Coefficients within `SIMPLE_ERRORS` of a multiple of 1/2 are replaced by it. All quantities must
+    use the same library.
     """
     if not quantities:
         return []

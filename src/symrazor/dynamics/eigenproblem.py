@@ -82,7 +82,7 @@ class Features:
 
     @cached_property
     def _parts(self) -> list[tuple[int, Tensor, Library]]:
-        """Coordinates, each with the functions that change with it: indices and library."""
+        """Each coordinate, with the indices and the library of the functions that depend on it."""
         kept = set(self.kept.tolist())
         parts = []
         for i in range(self.sample.x.shape[1]):

@@ -56,7 +56,7 @@ class Combinations:
     rates: Float[Tensor, "k"]
 
     def only(self, kept: Bool[Tensor, "k"]) -> "Combinations":
-        """Return some of the combinations."""
+        """Return the combinations for which `kept` is true."""
         return Combinations(self.library, self.vectors[kept], self.errors[kept], self.rates[kept])
 
     def after(self, vector: Float[Tensor, "m"], errors: Float[Tensor, "m"]) -> "Combinations":

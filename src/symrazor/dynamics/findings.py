@@ -74,7 +74,7 @@ class Quantity:
 
     @cached_property
     def nonzero(self) -> tuple[Library, Float[Tensor, "k"]]:
-        """The functions with a coefficient, and their coefficients."""
+        """The functions with nonzero coefficients, and these coefficients."""
         used = self.coefficients.nonzero()[:, 0]
         return self.library.subset(used.tolist()), self.coefficients[used]
 

@@ -23,7 +23,7 @@ MAX_DEPENDENCE = 0.03
 MAX_UNEXPLAINED = 0.05
 """So are quantities of which a quadratic function of others leaves less than this fraction."""
 MAX_REPEATED = 1e-3
-"""Quantities of the same equations of which this function leaves less are that function."""
+"""A quantity of the same equations is not new if such a function leaves less than this fraction."""
 MIN_SINGULAR_VALUE, MIN_EXACT_SINGULAR_VALUE = 0.02, 0.002
 """Smallest relative singular value of known gradients that adds a direction."""
 

@@ -123,17 +123,16 @@ def find_conserved(
 
 
 def _relations(libraries: Sequence[Library], sample: Sample) -> list[Quantity]:
-    """Return what is the same in all states, among quadratic functions."""
+    """Return the quadratic functions with the same value in all states."""
     quadratic = [library for library in libraries if library.title == QUADRATIC]
     return [relation for library in quadratic for relation in find_relations(library, sample)]
 
 
 def _unconfirmed(fields: Choice) -> list[str]:
-    """Name equations that reach the noise where they were fitted, but not on what was set aside."""
+    """Return a message if equations fit the training trajectories, but not the held-out ones."""
     names = [c.name for c in fields.candidates if c.fit.chi_squared <= ADEQUATE]
     return [
-        f"{name}: fits the trajectories that it was fitted to, but not those set aside"
-        for name in names[:1]
+        f"{name}: fits the training trajectories, but not the held-out ones" for name in names[:1]
     ]
 
 
@@ -146,9 +145,9 @@ def _may_have_missed(findings: Findings, x: Float[Tensor, "n d"]) -> bool:
 
 
 def _search_missed(findings: Findings, by_library: Sequence[Combinations], sample: Sample) -> None:
-    """Add what the data alone say beyond the equations to the undecided combinations.
+    """Add what a search without equations finds in the data to the undecided combinations.
 
-    The first library with a new or undecided quantity is the last.
+    The search stops after the first library with a new or undecided quantity.
     """
     found = Findings()
     found.quantities, found.relations = [*findings.quantities], findings.relations
@@ -189,7 +188,7 @@ def _search_field(
 ) -> list[Combinations]:
     """Add the conserved quantities of the fitted field that the noise test confirms.
 
-    Returns all combinations that it conserves, for each library.
+    Returns, for each library, all combinations that the field conserves.
     """
     best = findings.fields.adequate
     assert best is not None

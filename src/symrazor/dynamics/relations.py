@@ -23,7 +23,8 @@ MAX_ERRORS = 4.0
 """Standard errors by which the variance of a relation may exceed that of its noise."""
 RANK_TOLERANCE = 1e-10
 MIN_LEFT = 0.05
-"""Smallest contribution, relative to the largest one before, of what subtraction leaves."""
+"""A combination whose largest term falls below this fraction of its former size by subtraction is a
+relation itself."""
 
 
 def find_relations(library: Library, sample: Sample) -> list[Quantity]:
@@ -50,7 +51,7 @@ def find_relations(library: Library, sample: Sample) -> list[Quantity]:
         errors = torch.zeros_like(coefficients)
         ratio = float(column @ total @ column / (column @ noise @ column))
         p = math.erfc((ratio - 1) / error / math.sqrt(2)) / 2
-        # Its variance is that of the noise.
+        # The variation is zero: all variance is that of the noise.
         relations.append(Quantity(library, coefficients, errors, p, 0.0, 0.0, math.inf, spread))
     return relations
 
@@ -60,7 +61,8 @@ def without_relations(
 ) -> Combinations:
     """Subtract multiples of relations, which have no effect on the data, from combinations.
 
-    The largest term of each relation vanishes. Combinations that are relations themselves stay.
+    The largest term of each relation is eliminated. Combinations that are relations themselves are
+    unchanged.
     """
     places = {name: k for k, name in enumerate(given.library.names)}
     size, vectors, errors = given.library(x).std(0), given.vectors.clone(), given.errors

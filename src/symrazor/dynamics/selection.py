@@ -202,8 +202,7 @@ def _final_models(
 ) -> list[SymmetrisedNetwork]:
     """Return fresh networks with the quantities of a trial, and with the group they generate.
 
-    If a trial cannot tell integer coefficients from learned ones, longer trainings of both groups
-    decide.
+    If integer and learned coefficients tie in the trials, the groups of both are trained in full.
     """
     models = [_with_frozen_quantities(candidate, initial)]
     for trial in (candidate, rounded_rival(trials, candidate)):

@@ -292,7 +292,7 @@ def _jacobians(
     d = start.shape[1]
     substeps = max(1, substeps // JACOBIAN_SAVING)
     state_steps = STATE_STEP * torch.diag(windows.spread)
-    # The first row has no change: the residuals that the others are compared with.
+    # The first row is unchanged: the base of the finite differences.
     moves = torch.cat([state_steps.new_zeros(1, d), state_steps, start.new_zeros(k, d)])
     changes = torch.zeros(1 + d + k, len(parameters), dtype=start.dtype)
     changes[1 + d :, :k] = torch.diag(field.steps[:k])

@@ -225,7 +225,7 @@ def _refined(choice: Choice, windows: Windows, held_out: Windows) -> Choice:
     if after > TIE * before or max(after, fit.chi_squared) > choice.limit:
         return choice
     others = [candidate for candidate in choice.candidates if candidate is not best]
-    again = Candidate(best.name, fit, best.error, substeps)  # errors of equally long windows
+    again = Candidate(best.name, fit, best.error, substeps)  # keep errors of equal lengths
     return Choice([*others, again], choice.uncertainty)
 
 

@@ -6,13 +6,13 @@ estimated from draws of the weights and has a standard error. Two costs within
 They are positively correlated, because all trials use the same draws, so ties are declared rather
 too often than too rarely.)
 
-Integer coefficients are a hypothesis of their own. They are left out if the learned coefficients of
-as many quantities have a lower cost, charge included. If short trials tie, the groups of both are
-trained in full.
+Integer coefficients are a separate candidate. They are rejected if learned coefficients of the same
+number of quantities have a lower cost, charge included. If the two tie in short trials, the groups
+of both are trained in full.
 
-Among the other trials with the same number of quantities, a tie goes to the full group before flows
-of finite length: only the average over the full group has the symmetry exactly. Estimated
-coefficients have a group as well.
+Among the other trials with the same number of quantities, the full group wins a tie against flows
+of finite length: only the average over the full group has the symmetry exactly. Learned
+coefficients also have a group.
 
 Among different numbers of quantities, a tie goes to integer coefficients that are closed under the
 Poisson bracket: the bracket of two conserved quantities is conserved, so a span that is not closed
@@ -31,7 +31,7 @@ from symrazor.dynamics.trained import Record, Trained
 TIE_STANDARD_ERRORS = 3.0
 """Two costs within this many standard errors of their difference are a tie."""
 MAX_DEFICIT_PER_DATUM = 0.2
-"""A trial that loses to no quantities by less than this, in nats per datum, is trained in full."""
+"""Nats per datum by which a trial may lose to no quantities and still be trained in full."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def has_group(self) -> bool:
-        """Whether the flows are those of a full group."""
+        """Whether the network is averaged over a full group."""
         return isinstance(self.model.conserved, GroupOrbits)
 
     @property
@@ -105,7 +105,7 @@ def select_trial(trials: Sequence[Trial]) -> Trial:
 
 
 def is_supported(trial: Trial, trials: Sequence[Trial]) -> bool:
-    """Return whether no estimate of as many quantities has a lower cost than rounded ones."""
+    """Return False for rounded coefficients if learned ones of as many quantities cost less."""
     estimates = [t for t in trials if t.count == trial.count and not t.is_rounded]
     return not trial.is_rounded or all(trial.cost <= t.cost for t in estimates)
 
@@ -113,9 +113,9 @@ def is_supported(trial: Trial, trials: Sequence[Trial]) -> bool:
 def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | None:
     """Return the trial whose quantities are trained in full, or None.
 
-    It is the winner, or the best trial with quantities if it lost narrowly to none: a network with
-    flows takes more steps to reach its bound, so short trials favour none. All trials must have
-    equally many steps.
+    It is the winner, or the best trial with quantities if it loses narrowly to a network without: a
+    network with flows takes more steps to reach its bound, so short trials favour no quantities.
+    All trials must have equally many steps.
     """
     if winner.count:
         return winner
@@ -127,7 +127,7 @@ def finalist(trials: Sequence[Trial], winner: Trial, n_data: int) -> Trial | Non
 
 
 def rounded_rival(trials: Sequence[Trial], candidate: Trial) -> Trial | None:
-    """Return the best trial of as many rounded quantities, if short trials cannot tell it apart."""
+    """Return the best trial with as many rounded quantities if it ties with the candidate."""
     rivals = [t for t in trials if t.count == candidate.count and t.is_rounded and t.trained]
     best = min(rivals, key=lambda t: t.cost, default=candidate)
     return best if best is not candidate and best.ties_with(candidate) else None

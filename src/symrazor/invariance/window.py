@@ -17,9 +17,9 @@ The pose is therefore minus the amount at which the predicted mean changes its s
 For a range v > 1 (in units of a), the mean is 0 wherever the sum of amount and pose is less than
 v - 1: nothing is known there. An input whose mean does not change its sign counts as beyond the
 ends. With means below $\mu$ = `MIN_MEAN` taken for 0, the sign changes for poses up to
-$\min(1 - \mu,\; 2 - 2\mu - v)$, so that ranges can be read up to $2 - 2\mu$. An input whose
-amount the network cannot see has no change of its sign either, so that some misunderstood inputs
-may be at the ends, whatever the range.
+$\min(1 - \mu,\; 2 - 2\mu - v)$, so that ranges can be read up to $2 - 2\mu$. If the
+network cannot see the amount of an input, the mean does not change its sign either. Such inputs
+are counted at the ends, whatever the range.
 """
 
 import math
@@ -42,7 +42,7 @@ FAR = 100.0
 GOLDEN_RATIO = 0.5 * (math.sqrt(5) - 1)
 OUTLIER_SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
 ENDS_PRIOR = 0.2
-"""Prior probability that misunderstood inputs on a line are at its ends; else they are anywhere."""
+"""Prior probability that misunderstood inputs on a line are at its ends; else they are uniform."""
 WHOLE_PRIOR = 0.5
 """Prior probability of the whole circle; the other ranges are equally probable."""
 TEMPER = 0.5

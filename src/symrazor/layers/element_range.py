@@ -1,7 +1,7 @@
 r"""Limit a map of a regular representation to a learned range of rotations.
 
 A network of group convolutions is equivariant to all rotations of its group, and cannot tell a six
-from a nine that was turned. With `ElementRange` behind a layer, only the elements within a range v
+from a rotated nine. With `ElementRange` after a layer, only the elements within a range v
 of the identity pass, and the later layers are equivariant to rotations up to about v. A rotation by
 $\theta$ in $(-\pi, \pi]$ is weighted by
 

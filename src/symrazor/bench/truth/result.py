@@ -29,7 +29,7 @@ ALL_TASKS = "all"
 GOALS = (
     ("stated answers right", "right % of stated", 98.0, True, " %"),
     ("undecided", "undecided", 10.0, False, " %"),
-    ("interval of a margin holds that of another seed", "coverage", 90.0, True, " %"),
+    ("interval of a margin contains the margin of another seed", "coverage", 90.0, True, " %"),
     ("regret, nats", "regret", 0.02, False, ""),
 )
 """Goals of the report half: what, its figure, the limit, whether more is better, and the unit."""
@@ -80,7 +80,7 @@ def document(rows: Sequence[Row], commands: Sequence[str], machine: str) -> dict
 
 
 def seeds_in_words(rows: Sequence[Row]) -> str:
-    """Return the seeds of all methods, and those of methods that had fewer."""
+    """Return a sentence with the seeds, listed by method where methods differ."""
     methods: dict[tuple[int, ...], list[str]] = {}
     for method in dict.fromkeys(row.method for row in rows):
         seeds = sorted({row.seed for row in rows if row.method == method})
@@ -130,10 +130,10 @@ def goal_notes(rows: Sequence[Row], half: str) -> list[str]:
 
 
 def agreement_notes(table: Sequence[Agreement], run: str) -> list[str]:
-    """Return a note for each method that states claims in this run and in another one."""
+    """Return a note for each method with claims that are stated in this run and in another one."""
     return [
-        f"`{line.method}` states {line.stated} claims here and in another run as well ({run}): "
-        f"{line.same:.0f} % have the same answer."
+        f"{line.stated} claims of `{line.method}` are stated in this run and in another one "
+        f"({run}): {line.same:.0f} % have the same answer."
         for line in table
         if line.same is not None
     ]
