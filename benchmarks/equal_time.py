@@ -166,9 +166,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[list[Any]] = []
+    rows, commands = list[list[Any]](), list[str]()
     if arguments.json.exists():
-        rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"]
+        known = json.loads(arguments.json.read_text(encoding="utf-8"))
+        rows, commands = known["rows"], known["command"]
+    seeds, data = " ".join(map(str, arguments.seeds)), " ".join(arguments.data)
+    command = (
+        f"python benchmarks/equal_time.py DIR --data {data} --seeds {seeds} "
+        f"--minutes {arguments.minutes:g} --json FILE"
+    )
+    commands += [command] * (command not in commands)
     methods = {"discover": discover_row, "ordinary network": ordinary_row}
     for name, seed, method in product(arguments.data, arguments.seeds, arguments.methods):
         if [name, seed, method] in [row[:3] for row in rows]:
@@ -176,20 +183,18 @@ def main() -> None:
         train, test = (SETS[name](arguments.folder, part) for part in ("train", "test"))
         rows.append([name, seed, *methods[method](train, test, arguments.minutes, seed)])
         print(rows[-1], flush=True)
-        write(rows, arguments)
+        write(rows, commands, arguments)
 
 
-def write(rows: Sequence[Sequence[Any]], arguments: argparse.Namespace) -> None:
+def write(
+    rows: Sequence[Sequence[Any]], commands: Sequence[str], arguments: argparse.Namespace
+) -> None:
     """Write the result file."""
-    seeds, data = " ".join(map(str, arguments.seeds)), " ".join(arguments.data)
     document = {
         "title": "All data, equal CPU time",
         "question": "Is the delivered network as good as an ordinary one that is trained for "
         "the same time?",
-        "command": [
-            f"python benchmarks/equal_time.py DIR --data {data} --seeds {seeds} "
-            f"--minutes {arguments.minutes:g} --json FILE"
-        ],
+        "command": commands,
         "machine": "one thread of a busy two-core CPU; CPU time of the process",
         "columns": COLUMNS,
         "rows": rows,
