@@ -165,7 +165,8 @@ class SymmetryClassifier(ClassifierMixin, _Symmetry):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:
         """Return the most probable class of each row."""
-        labels: Array = self.classes_[self._predict(X).mean.argmax(-1).numpy()]
+        best = self._predict(X).mean.argmax(-1).numpy()
+        labels: Array = self.classes_[best]
         return labels
 
 

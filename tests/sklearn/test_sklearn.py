@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("sklearn")
 from sklearn.base import clone
 from sklearn.datasets import load_digits
+from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -65,3 +66,9 @@ def test_clones_and_several_targets() -> None:
     mean, std = model.predict(x, return_std=True)
     assert np.array_equal(mean, model.predict(x))
     assert std.shape == (60,) and bool((std > 0).all())
+
+
+@pytest.mark.parametrize("estimator", [SymmetryClassifier(), SymmetryRegressor()])
+def test_an_estimator_that_was_not_fitted_says_so(estimator: Any) -> None:
+    with pytest.raises(NotFittedError, match="is not fitted yet"):
+        estimator.predict(np.zeros((2, 3)))
