@@ -16,6 +16,7 @@ from typing import Any
 
 from symrazor.bench.conserved import MAX_RATIO, Row, main, summarise
 from symrazor.bench.conserved_systems import cases
+from symrazor.core.validation import join_names
 
 EXACT_GOALS = {0.002: 98.0, 0.02: 95.0, 0.1: 80.0}
 """Noise, relative to the spread of each coordinate -> goal for the percentage of exact sets."""
@@ -92,9 +93,27 @@ def table(rows: Sequence[Row], options: argparse.Namespace) -> dict[str, Any]:
             "these baselines included.",
             f"Half of the systems was used for development. The table shows the {options.half} "
             f"half: {len(rows)} of {planned} runs.",
+            *misses(rows),
             *options.note,
         ],
     }
+
+
+def misses(rows: Sequence[Row]) -> list[str]:
+    """Return a note for each system with runs that miss the goals for time or rollout errors."""
+    notes = []
+    for system in dict.fromkeys(row.system for row in rows):
+        runs = [row for row in rows if row.system == system]
+        slow = [row.seconds for row in runs if row.seconds > SECONDS_GOAL]
+        if slow:
+            times = f"{len(slow)} of {len(runs)} runs take more than {SECONDS_GOAL} s"
+            notes.append(f"{system}: {times} ({max(slow):.1f} at most).")
+        ratios = sorted(row.rollout_ratio for row in runs if row.rollout_ratio is not None)
+        large = [f"{ratio:.2f}" for ratio in ratios if ratio > MAX_RATIO]
+        if large:
+            listed = join_names(large)
+            notes.append(f"{system}: rollout errors of {listed} times those of the best baseline.")
+    return notes
 
 
 def _listed(percentages: Sequence[float]) -> str:

@@ -41,6 +41,20 @@ def test_a_note_counts_the_minutes(minutes: float, expected: str) -> None:
     assert f"fitted into {expected}" in _notes(compared, Options(minutes=minutes))[0]
 
 
+@pytest.mark.parametrize("holds", [True, False, None])
+def test_a_note_says_that_single_axes_were_not_tested(holds: bool | None) -> None:
+    """Invariance to all shifts includes them. Too few training steps are noted as well."""
+    family = SimpleNamespace(structures=(), optional=("x-invariant",))
+    comparison = SimpleNamespace(question=SimpleNamespace(family=family))
+    plan, claims = SimpleNamespace(steps=10, costs={"a": 1.0}), (SimpleNamespace(holds=holds),)
+    compared: Any = SimpleNamespace(plan=plan, comparison=comparison, claims=claims)
+    *first, last = _notes(compared, Options())
+    assert [note.partition(":")[0] for note in first] == ["Shifts along one axis alone"] * (
+        not holds
+    )
+    assert last.startswith("Provisional: only 10 training steps")
+
+
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("kind", registered_kinds())
 def test_every_kind_gives_a_document_and_a_plain_network(kind: str, task: str) -> None:

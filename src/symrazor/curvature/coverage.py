@@ -188,6 +188,10 @@ def verify(model: nn.Module, x: Input) -> None:
                 raise
 
 
+def _in_float64(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x
+
+
 def _is_right_in_float64(model: nn.Module, two_samples: Input) -> bool:
     """Return whether the check passes in float64, so that float32 failed only by rounding."""
     if any(value.dtype != torch.float32 for value in weights(model).values()):
@@ -222,10 +226,6 @@ def _verify_in_full_precision(model: nn.Module, two_samples: Input) -> None:
     }
     if unsupported:
         raise UnsupportedParameterError(unsupported)
-
-
-def _in_float64(x: Tensor) -> Tensor:
-    return x.double() if x.is_floating_point() else x
 
 
 def check_output_precision(f: Tensor) -> None:

@@ -426,15 +426,15 @@ def score(question: Question, candidate: Candidate, max_samples: int, seed: int)
 
 
 def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
-    """Return a note if the comparison had too few training steps, with the option to change."""
-    plan, family = compared.plan, compared.comparison.question.family
-    if set(family.optional) - {structure.name for structure in family.structures}:
-        return (
-            "Shifts along one axis alone: not tested, for lack of time (run with more "
-            "`--minutes`).",
+    """Return notes on what was not tested, and on too few training steps, with their remedies."""
+    plan, family, notes = compared.plan, compared.comparison.question.family, list[str]()
+    is_cut = bool(set(family.optional) - {structure.name for structure in family.structures})
+    if is_cut and not all(claim.holds for claim in compared.claims):
+        notes.append(
+            "Shifts along one axis alone: not tested, for lack of time (run with more `--minutes`)."
         )
     if plan.steps >= MIN_STEPS:
-        return ()
+        return tuple(notes)
     factor = MIN_STEPS / plan.steps
     if plan.costs:
         fitted = f"fitted into {options.minutes:g} minute{'s' * (options.minutes != 1)}"
@@ -443,10 +443,11 @@ def _notes(compared: Compared, options: Options) -> tuple[str, ...]:
         remedy = f"--minutes {rounded_up:g}"
     else:
         fitted, remedy = "were made", f"--epochs {math.ceil(factor * sum(plan.epochs))}"
-    return (
+    notes.append(
         f"Provisional: only {plan.steps} training steps {fitted}, {MIN_STEPS} are needed (run with "
-        f"`{remedy}`).",
+        f"`{remedy}`)."
     )
+    return tuple(notes)
 
 
 def _measure_invariances(question: Question, trained: Fit, x: torch.Tensor, seed: int) -> None:

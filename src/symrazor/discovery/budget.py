@@ -434,6 +434,7 @@ def _plan_by_time(question: Question, options: Options, config: FitConfig, tell:
     finally:
         torch.set_num_threads(threads)
     left = 60 * options.minutes - (clock.now() - started)
+    # Large data have few epochs. Without the optional structures, the others get more of them.
     required = {name: cost for name, cost in costs.items() if name not in family.optional}
     for tried in (costs, required):
         for share in comparison_shares(n):

@@ -392,10 +392,10 @@ def _vector_candidates(data: Dataset, groups: Sequence[UserGroup] | None = None)
     for hidden_layers, (name, label) in enumerate(PERCEPTRONS.items()):
         make = partial(perceptron, data.x.shape[1], data.outputs, hidden_layers)
         structures.append(Structure(name, make, label))
-        wide = partial(make, width=WIDE_PERCEPTRON)
-        wider[name] = Structure(f"{name}, wider", wide, f"{label}, four times as wide")
+        if hidden_layers:
+            wide = partial(make, width=WIDE_PERCEPTRON)
+            wider[name] = Structure(f"{name}, wider", wide, f"{label}, four times as wide")
     linear, *rivals = PERCEPTRONS
-    wider.pop(linear)
     return Family(structures, symmetries=(Symmetry("linear", linear, rivals),), wider=wider)
 
 
